@@ -55,7 +55,9 @@ class NaiveGroups(NaiveBuffer):
         size = fragment.payload.size_bytes
         if fragment.model_version_max > self.version or size > self.config.capacity_bytes:
             return InvalidArgumentError
-        if fragment.payload.payload_id in self.payload_ids():
+        reserved = [each for held in self.reservations for each in held.fragments]
+        taken = self.payload_ids() + [each.payload.payload_id for each in reserved]
+        if fragment.payload.payload_id in taken:
             return InvalidArgumentError
         if fragment.fragment_index >= self.config.fragments_per_chunk:
             return InvalidArgumentError
@@ -83,11 +85,7 @@ class NaiveGroups(NaiveBuffer):
         return len(worker.open if worker else []) + len(reserved) + 1
 
     def is_awaited(self, fragment: Fragment) -> bool:
-        reserved = [each for held in self.reservations for each in held.fragments]
-        ids = [each.payload.payload_id for each in reserved]
-        return fragment.payload.payload_id in ids or (
-            fragment.fragment_index in self.reserved_members(fragment.worker_id)
-        )
+        return fragment.fragment_index in self.reserved_members(fragment.worker_id)
 
     def append(self, fragment: Fragment, outcome: AdmissionOutcome, now: float) -> None:
         super().append(fragment, outcome, now)

@@ -120,8 +120,6 @@ class NaiveTail:
 
     next_index: int
     open_count: int
-    new_bytes: int
-    """Of the reserved fragments that will be open."""
 
 
 @dataclass
@@ -209,10 +207,10 @@ class NaiveBuffer:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that must be free: where chunks are evicted, reserved chunks are evicted, too."""
+        """Bytes that must be free: where chunks are evicted, others give way to reserved ones."""
         if self.config.full_policy is FullPolicy.BLOCK:
             return sum(each.size for each in self.reservations)
-        return sum(tail.new_bytes for tail in self.tails.values())
+        return 0
 
     @property
     def referred_bytes(self) -> int:
@@ -346,7 +344,9 @@ class NaiveBuffer:
         size = fragment.payload.size_bytes
         if fragment.model_version_max > self.version or size > self.config.capacity_bytes:
             return InvalidArgumentError
-        if fragment.payload.payload_id in self.payload_ids():
+        reserved = [each for held in self.reservations for each in held.fragments]
+        taken = self.payload_ids() + [each.payload.payload_id for each in reserved]
+        if fragment.payload.payload_id in taken:
             return InvalidArgumentError
         is_full = worker is None and len(self.workers) >= self.config.workers_max
         if is_full and self.idle_worker() is None:
@@ -387,11 +387,8 @@ class NaiveBuffer:
 
     def is_awaited(self, fragment: Fragment) -> bool:
         """Whether another fragment, which is reserved, decides about this one."""
-        reserved = [each for held in self.reservations for each in held.fragments]
         tail = self.tails.get(fragment.worker_id)
-        return fragment.payload.payload_id in [each.payload.payload_id for each in reserved] or (
-            tail is not None and fragment.fragment_index < tail.next_index
-        )
+        return tail is not None and fragment.fragment_index < tail.next_index
 
     def may_overtake(
         self, fragment: Fragment, worker: NaiveWorker | None, behind: AdmissionOutcome
@@ -459,7 +456,6 @@ class NaiveBuffer:
         new = NaivePosition(fragment, caller_id, waits_for, deadline_at)
         for place, each in enumerate(self.line):
             if each.is_of(fragment):
-                new.is_noted = each.caller_id == caller_id and each.waits and each.is_noted
                 self.line[place] = new
                 return None if each.caller_id == caller_id else each.caller_id
         self.line.append(new)
@@ -523,12 +519,8 @@ class NaiveBuffer:
     ) -> None:
         count = self.count_after(fragment, worker, tail)
         closes = count == self.config.fragments_per_chunk
-        follows = tail is not None and count > 1
-        before = tail.new_bytes if tail is not None and follows else 0
         self.tails[fragment.worker_id] = NaiveTail(
-            fragment.fragment_index + 1,
-            0 if closes else count,
-            0 if closes else before + fragment.payload.size_bytes,
+            fragment.fragment_index + 1, 0 if closes else count
         )
         reservation.places += closes
         reservation.fragments.append(fragment)
@@ -543,10 +535,12 @@ class NaiveBuffer:
         self, reservation: NaiveReservation, there: Sequence[bool], now: float
     ) -> list[AdmissionOutcome | None]:
         """Admit what is there, as if it came only now, with the reserved room for it."""
+        if reservation not in self.reservations:
+            return []
         self.end_reservation(reservation)
         answers: list[AdmissionOutcome | None] = []
         missing = set()
-        for fragment, is_there in zip(reservation.fragments, there, strict=True):
+        for fragment, is_there in zip(reservation.fragments, there, strict=False):
             if fragment.worker_id in missing:
                 answers.append(None)
                 continue

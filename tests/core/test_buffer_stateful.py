@@ -74,15 +74,17 @@ def test_a_buffer_that_forgets_what_is_given_back_is_found_on_a_walk() -> None:
 class LooseRoom(Room):
     """A broken variant: reserved places are free for others."""
 
-    def _take(self, reservation: Any, run: Any, place_count: int) -> None:
-        super()._take(reservation, run, 0)
+    def add(self, reservation: Any, run: Any, open_count: Any = None) -> None:
+        before = self.place_count, reservation.place_count
+        super().add(reservation, run, open_count)
+        self.place_count, reservation.place_count = before
 
 
 class PushyQueue(RoomQueue):
     """A broken variant: a caller that comes again goes to the end."""
 
-    def leave(self, waiter: Any, kept_until: Any = None) -> None:
-        super().leave(waiter)
+    def keep(self, position: Any, until: float) -> None:
+        super().remove(position)
 
 
 class BlindQueue(RoomQueue):

@@ -87,7 +87,7 @@ def test_everything_about_an_unknown_buffer_is_refused() -> None:
         lambda: world.buffers.describe(OTHER, now=world.now),
         lambda: world.buffers[OTHER].model,
         lambda: world.buffers[OTHER].prepared(RequestId("r")),
-        lambda: world.buffers.apply(Offer(OTHER, [make_fragment()], 200.0), now=world.now),
+        lambda: world.buffers.apply(Offer(OTHER, [make_fragment()]), now=world.now),
         lambda: world.buffers[OTHER].payloads(),
     ):
         with pytest.raises(BufferNotFoundError, match="no buffer is named 'other'"):

@@ -1,4 +1,4 @@
-"""Groups: members in any order, from any worker; a group ends as a whole, once, and that is told."""
+"""Groups: members in any order, from any worker; a group ends as a whole, and that is told."""
 
 import random
 from typing import Any
@@ -93,7 +93,7 @@ def test_only_what_was_judged_is_a_duplicate() -> None:
 
 def test_a_member_that_there_cannot_be_is_refused_with_the_size() -> None:
     world = world_of_groups()
-    with pytest.raises(InvalidArgumentError, match="fragment_index.* 0 to 2, got 3"):
+    with pytest.raises(InvalidArgumentError, match=r"fragment_index.* 0 to 2, got 3"):
         world.append("a", 3)
     assert 0 == world.seen().worker_count
 
@@ -312,7 +312,7 @@ def test_open_groups_are_described_with_the_members_that_lack() -> None:
 
 def test_the_kind_of_assembly_changes_only_without_a_session_and_its_data() -> None:
     world = World(fragments_per_chunk=SIZE)
-    with pytest.raises(InvalidArgumentError, match="assembly.*end the session"):
+    with pytest.raises(InvalidArgumentError, match=r"assembly.*end the session"):
         world.update(fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS)
     world.end()
     world.update(fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS)
@@ -350,16 +350,16 @@ def test_limits_that_cannot_be_are_refused(limits: dict[str, Any], problem: str)
 def test_members_that_are_reserved_close_their_group_in_any_order() -> None:
     world = world_of_groups(capacity_chunks=1, full_policy=FullPolicy.BLOCK)
     members = [make_fragment("a", member) for member in (2, 0, 1)]
-    offered = world.buffers.apply(Offer(DEFAULT_BUFFER, members, 200.0), now=world.now)
+    offered = world.buffers.apply(Offer(DEFAULT_BUFFER, members), now=world.now)
     assert [None] * 3 == offered.answers
     again = [make_fragment("a", 0), make_fragment("b", 0)]
-    waits = world.buffers.apply(Offer(DEFAULT_BUFFER, again, 200.0), now=world.now)
+    waits = world.buffers.apply(Offer(DEFAULT_BUFFER, again), now=world.now)
     assert [] == waits.answers, "the same member is judged once the first is settled"
     others = [make_fragment("b", member) for member in range(SIZE)]
-    full = world.buffers.apply(Offer(DEFAULT_BUFFER, others, 200.0), now=world.now)
+    full = world.buffers.apply(Offer(DEFAULT_BUFFER, others), now=world.now)
     assert [None, None] == full.answers, "the last one would close a chunk without a place"
     there = [False, True, True]
-    settle = Settle(DEFAULT_BUFFER, offered.reservation_id, members, there)
+    settle = Settle(DEFAULT_BUFFER, offered.reservation_id, there)
     answers = world.buffers.apply(settle, now=world.now)
     assert [None, ADMITTED, ADMITTED] == [each and each.outcome for each in answers]
     assert [ADMITTED] == append_all(world, ("a", 2))

@@ -94,7 +94,9 @@ class Simulation:
                 self.learn()
             if self.rng.random() < 0.1:
                 self.version += 1
-                self.buffers.apply(publish_model(self.version, session_id="s", buffer=B), now=self.now)
+                self.buffers.apply(
+                    publish_model(self.version, session_id="s", buffer=B), now=self.now
+                )
             if self.rng.random() < 0.01:
                 held = [each.payload_id for each in self.buffers[B].payloads()]
                 lost = DropPayloads(B, tuple(self.rng.sample(held, min(1, len(held)))))

@@ -15,12 +15,14 @@ from breadbox_server.core.model.errors import (
     SchemaMismatchError,
 )
 from breadbox_server.core.model.events import RoomWaitEnded
+from breadbox_server.core.model.ids import ReservationId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
     DeleteBuffer,
     LeaveQueue,
     Offered,
+    Settle,
 )
 from breadbox_server.core.rules.waiting import PLACE_KEPT_S
 from breadbox_server.core.state import room_queue
@@ -60,6 +62,19 @@ def test_bytes_are_taken_from_the_offer_until_it_is_settled() -> None:
     assert 60 == world.seen().payload_bytes
 
 
+def test_what_the_store_has_not_answered_for_is_not_admitted() -> None:
+    world = World()
+    world.fill(1, worker_id="w0")
+    fragments = [make_fragment("w0", 1), make_fragment("w0", 2)]
+    for there in ([True], []):
+        offered = world.reserve(*fragments)
+        assert [None] * len(fragments) == offered.answers
+        settle = Settle(DEFAULT_BUFFER, offered.reservation_id or ReservationId(0), there)
+        assert [ADMITTED] * len(there) == world.buffers.apply(settle, now=world.now)
+        fragments = fragments[len(there) :]
+    assert [("w0", 0, 0), ("w0", 1, 0)] == world.held()
+
+
 def test_a_missing_payload_gives_its_room_back() -> None:
     world = World(capacity_chunks=1, **BLOCKS)
     missing, other = make_fragment("missing"), make_fragment("other")
@@ -88,23 +103,15 @@ def test_what_is_missing_of_a_known_worker_is_let_go_of_alone() -> None:
     world.buffers.check_invariants()
 
 
-def test_a_reservation_expires_and_its_fragments_are_judged_as_if_they_came_then() -> None:
+def test_a_reservation_that_expired_gives_its_room_back_and_answers_nothing() -> None:
     world = World(capacity_chunks=1, **BLOCKS)
     slow, other = make_fragment("slow"), make_fragment("other")
     offered = world.reserve(slow, reserve_s=5.0)
     assert world.now + 5.0 == world.buffers.next_timer()
     world.advance(5.0)
     assert AdmissionOutcome.ADMITTED is world.offer(other)
-    assert [BUFFER_FULL] == world.settle(offered, [slow])
-
-
-def test_a_reservation_is_for_the_fragments_that_were_offered() -> None:
-    world = World(staleness_max=0)
-    world.fill(1)
-    offered = world.reserve(make_fragment("w0", 1))
-    others = [make_fragment("w0", 1, session_id="s1")]
-    wrong = Appended(AdmissionOutcome.WRONG_SESSION)
-    assert [wrong] == world.settle(offered, others)
+    assert [] == world.settle(offered, [slow])
+    assert [BUFFER_FULL] == world.reserve(slow).answers
 
 
 @pytest.mark.parametrize("missing", [False, True], ids=["there", "missing"])
@@ -124,9 +131,9 @@ def test_a_session_that_ends_takes_its_reservations_with_it() -> None:
     new = make_fragment("w0", session_id="s1")
     next_offered = world.reserve(new)
     assert [None] == next_offered.answers
-    wrong = Appended(AdmissionOutcome.WRONG_SESSION)
-    assert [wrong] == world.settle(offered, [old])
+    assert [] == world.settle(offered, [old])
     assert [ADMITTED] == world.settle(next_offered, [new])
+    assert [AdmissionOutcome.WRONG_SESSION] == outcomes(world.reserve(old))
 
 
 def test_room_that_limits_take_away_is_waited_for() -> None:
@@ -191,10 +198,9 @@ def test_a_payload_is_reserved_for_one_fragment() -> None:
     claims = [make_fragment(name, payload=payload) for name in ("w0", "w1")]
     offered = world.reserve(*claims)
     assert [None] == offered.answers
-    assert [] == world.reserve(claims[1]).answers
-    world.settle(offered, claims[:1])
     with pytest.raises(InvalidArgumentError, match="in use"):
         world.reserve(claims[1])
+    assert [ADMITTED] == world.settle(offered, claims[:1])
 
 
 def test_an_error_that_shows_only_when_it_is_settled_changes_nothing_and_comes_with_the_offer() -> (

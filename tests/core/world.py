@@ -78,7 +78,7 @@ class World:
         self, *fragments: Fragment, caller_id: CallerId | None = None, reserve_s: float = 30.0
     ) -> Offered:
         """Offer fragments whose payloads are still to be confirmed."""
-        offer = Offer(DEFAULT_BUFFER, list(fragments), self.now + reserve_s, caller_id)
+        offer = Offer(DEFAULT_BUFFER, list(fragments), caller_id, self.now + reserve_s)
         return self.buffers.apply(offer, now=self.now)
 
     def settle(
@@ -86,8 +86,8 @@ class World:
     ) -> list[Appended | None]:
         """Settle what was offered; `there`: whose payloads are, all if it is empty."""
         assert offered.reservation_id is not None
-        are_there = there or [True] * len(fragments)
-        settle = Settle(DEFAULT_BUFFER, offered.reservation_id, fragments, are_there)
+        are_there = [*there] or [True] * len(fragments)
+        settle = Settle(DEFAULT_BUFFER, offered.reservation_id, are_there)
         return self.buffers.apply(settle, now=self.now)
 
     def wait(

@@ -16,10 +16,10 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app
 from breadbox_server.admission import payloads
-from breadbox_server.admission.append_queue import AppendQueue
+from breadbox_server.admission.append_queue import SLICE_S_ASSUMED, AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.precedence import WAIT_S_MAX
-from breadbox_server.admission.slices import SLICE_FRAGMENTS, SLICE_S_ASSUMED
+from breadbox_server.admission.slices import SLICE_FRAGMENTS
 from breadbox_server.admission.store_trips import StoreTrips
 from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import AppendsFullError
@@ -391,9 +391,9 @@ class Refuser:
 
     def decide(self, command: Input[Answer], /) -> Answer:
         assert isinstance(command, Offer | Settle)
-        answers = [self.outcome] * len(command.fragments)
         if isinstance(command, Settle):
-            return cast("Answer", answers)
+            return cast("Answer", [self.outcome] * len(command.there))
+        answers = [self.outcome] * len(command.fragments)
         if self.reservation_id is not None:
             return cast("Answer", Offered(self.reservation_id, [None] * len(answers)))
         return cast("Answer", Offered(None, [*answers]))

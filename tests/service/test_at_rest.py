@@ -12,7 +12,6 @@ from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue
 from breadbox_server.admission.precedence import STEP_S, Precedence
 from breadbox_server.admission.quotas import Charge
-from breadbox_server.admission.slices import WaitingAppends
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.state.room import Room
 from breadbox_server.core.state.room_queue import RoomQueue
@@ -103,12 +102,15 @@ def without(owner: type, name: str, times: int = 1) -> Callable[[pytest.MonkeyPa
 
 def miscounting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug: what ends its wait is not counted off."""
-    count = WaitingAppends._count  # noqa: SLF001 - a bug is planted in it
+    count = AppendQueue._count_waiting  # noqa: SLF001 - a bug is planted in it
 
-    def only_up(self: WaitingAppends, pending: Any, change: int) -> None:
-        count(self, pending, max(change, 0))
+    def only_up(self: Any, pending: Any, caller_id: Any) -> None:
+        before = self._waiting_fragments, self._waiting_inline_bytes
+        count(self, pending, caller_id)
+        after = self._waiting_fragments, self._waiting_inline_bytes
+        self._waiting_fragments, self._waiting_inline_bytes = map(max, before, after)
 
-    monkeypatch.setattr(WaitingAppends, "_count", only_up)
+    monkeypatch.setattr(AppendQueue, "_count_waiting", only_up)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def miscounting(monkeypatch: pytest.MonkeyPatch) -> None:
         (without(Precedence, "end"), {"learners' calls ahead"}),
         (without(Charge, "end", 9), {"bytes of appends in progress"}),
         (miscounting, {"waiting fragments", "waiting inline bytes"}),
-        (without(RoomQueue, "leave", 9), {"positions"}),
+        (without(RoomQueue, "remove", 9), {"positions"}),
         (without(Room, "end", 9), {"reservations"}),
         (without(AppendQueue, "withdraw"), {"inline bytes"}),
         (without(Watchers, "_leave"), {"callers watching", "holders of callers watching"}),

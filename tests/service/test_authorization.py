@@ -40,8 +40,8 @@ LEARNER = {
     "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 VIEWER = {
-    "WatchModel", "GroupEnds", "ReadFragments", "GetPreparedFragments", "ReleaseLease", "ListBuffers",
-    "GetBuffer", "GetStoreConfig", "ReadPayloads",
+    "WatchModel", "GroupEnds", "ReadFragments", "GetPreparedFragments", "ReleaseLease",
+    "ListBuffers", "GetBuffer", "GetStoreConfig", "ReadPayloads",
 }  # fmt: skip
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 

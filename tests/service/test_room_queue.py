@@ -332,7 +332,7 @@ async def test_who_got_some_of_its_room_lets_others_go_first_and_hears_of_it_soo
 
 async def test_beyond_the_limit_nobody_waits() -> None:
     async with served(ONE) as it:
-        it.server.driver.appends.queue._waiters._count_max = 2  # noqa: SLF001 - no option sets it
+        it.server.driver.appends.queue._waiting_max = 2  # noqa: SLF001 - no option sets it
         await it.start()
         await it.fill(1)
         line = Line(it)
@@ -345,7 +345,7 @@ async def test_beyond_the_limit_nobody_waits() -> None:
 async def test_those_who_wait_have_no_more_fragments_than_the_server_holds_for_them() -> None:
     """Else who appends many at a time would fill its memory while a buffer is full."""
     async with served(ONE) as it:
-        it.server.driver.appends.queue._waiters._fragments_max = 5  # noqa: SLF001 - no option sets it
+        it.server.driver.appends.queue._fragments_max = 5  # noqa: SLF001 - no option sets it
         await it.start()
         await it.fill(1)
         line = Line(it)

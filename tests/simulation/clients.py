@@ -240,7 +240,7 @@ class Ledger:
         for admitted_session, worker_id, index in self.admitted:
             if admitted_session == model.session_id:
                 fragment = make_fragment(worker_id, index, session_id=admitted_session)
-                offered = buffers.apply(Offer(DEFAULT_BUFFER, [fragment], now + 1.0), now=now)
+                offered = buffers.apply(Offer(DEFAULT_BUFFER, [fragment], None, now + 1.0), now=now)
                 expected = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
                 assert offered.answers == [expected], (
                     f"{worker_id}/{index} was acknowledged and is gone"

@@ -1,7 +1,5 @@
 """What a server still counts or holds for callers of which none is left."""
 
-from math import inf
-
 from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue
 from breadbox_server.admission.quotas import Quotas
@@ -38,17 +36,16 @@ def _of_queue(queue: AppendQueue) -> dict[str, object]:
         "inline bytes": queue.inline_bytes,
         "queued appends": len(queue._pending),
         "waiting appends": queue.waiting_count,
-        "waiting fragments": queue._waiters.fragment_count,
-        "waiting inline bytes": queue._waiters.inline_bytes,
+        "waiting fragments": queue._waiting_fragments,
+        "waiting inline bytes": queue._waiting_inline_bytes,
     }
 
 
 def _of_room(buffers: BufferSet) -> dict[str, object]:
     states = buffers._shared.states.values()
-    for each in states:
-        each.queue.give_up_kept(inf)  # Those that are kept are given up in time by themselves.
     return {
-        "positions": sum(bool(each.queue.waiters or each.queue.first_kept()) for each in states),
+        # Those that are kept are given up in time by themselves.
+        "positions": sum(len(each.queue.by_caller) - len(each.queue.kept) for each in states),
         "reservations": sum(len(each.room.reservations) for each in states),
     }
 

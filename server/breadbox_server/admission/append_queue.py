@@ -8,32 +8,28 @@ Appends without room may wait, in order of arrival (B31).
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice, takewhile
+from itertools import compress, islice, takewhile
 from typing import Final
 
 from breadbox_server.admission.precedence import WAIT_S_MAX, Precedence
 from breadbox_server.admission.quotas import UNCHARGED, Charge
 from breadbox_server.admission.slices import (
-    PENDING,
     SHORT_SLICE_FRAGMENTS,
     SLICE_FRAGMENTS,
     Item,
     OfferedAppend,
-    Pace,
     PendingAppend,
     Slice,
-    State,
-    WaitingAppends,
 )
 from breadbox_server.admission.store_trips import StoreTrips
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
 from breadbox_server.core.model.errors import BufferNotFoundError, DomainError
 from breadbox_server.core.model.events import RoomWaitEnded
-from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.ids import BufferName, CallerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
@@ -51,11 +47,13 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics.metrics import Metrics
 
+SLICE_S_ASSUMED: Final = 0.05
+"""Seconds of a slice on a busy machine, assumed before the first one."""
+_LATEST_WEIGHT: Final = 0.2
+
 PROGRESS_S: Final = 0.25
 """Seconds that a caller waits on after some of its fragments were admitted."""
 HOLD_S: Final = 0.25
-RESERVED_S: Final = 60.0
-"""Seconds for which a trip to the store keeps the room of its fragments."""
 
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
 
@@ -76,6 +74,7 @@ class AppendQueue:
         inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
     ) -> None:
         self.precedence = Precedence(clock, under_way=lambda: self.pending_count)
+        self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
         self._is_held = is_held
@@ -84,21 +83,23 @@ class AppendQueue:
         self._clock = clock
         self._metrics = metrics
         self._fragments_max = fragments_max
-        self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
+        self._pending: dict[PendingAppend, None] = {}
         """Appends to decide, in order of arrival, behind those called up from the queues."""
-        # Bounded in fragments like pending ones, because they hold as much memory, and in bytes by
-        # half of the bound of all, to leave room for other buffers.
-        self._waiters = WaitingAppends(waiting_max, fragments_max, inline_pending_bytes_max // 2)
+        self._waiters: dict[CallerId, PendingAppend] = {}
+        """Appends that wait for room, or have their turn."""
+        self._waiting_fragments = 0
+        """Bounded like pending ones, because they hold as much memory."""
+        self._waiting_inline_bytes = 0
+        """At most half of the bound of all appends, to leave room for other buffers."""
         self._looks_again = False
         self._hold_timer: TimerHandle | None = None
         self._core: DurableCore
-        self._is_deciding = False
         self.pending_count = 0
         """Fragments that are neither answered nor wait for room."""
         self.inline_bytes = 0
         self._unread_count = self._unread_bytes = 0
         """Fragments and bytes held up by learners' calls; bounded together with pending ones."""
-        self._pace = Pace()
+        self._slice_s = SLICE_S_ASSUMED
         self._wake = asyncio.Event()
         metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
@@ -138,8 +139,8 @@ class AppendQueue:
         inline_bytes = sum(map(len, bodies))
         self._check_room(len(fragments), inline_bytes)
         done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
-        pending = PendingAppend(buffer, fragments, done, charge, bodies, inline_bytes)
-        pending.wait_until = self._clock.now() + wait_s
+        wait_until = self._clock.now() + wait_s
+        pending = PendingAppend(buffer, fragments, done, charge, bodies, inline_bytes, wait_until)
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
@@ -149,7 +150,7 @@ class AppendQueue:
 
     def _check_room(self, fragment_count: int, size_bytes: int) -> None:
         waiting = self.pending_count + self._unread_count
-        expected_s = self._pace.expected_s(waiting)
+        expected_s = self._slice_s * waiting / SLICE_FRAGMENTS
         is_full = (
             waiting + fragment_count > self._fragments_max
             or self.inline_bytes + self._unread_bytes + size_bytes > self._inline_pending_bytes_max
@@ -162,35 +163,30 @@ class AppendQueue:
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._pending.pop(pending, None)
         pending.done.cancel()
-        if pending.kept and pending.state is not State.DECIDING:
+        if pending.kept and not pending.is_in_slice:
             self._trips.let_go(pending)
-        self._leave_queue(pending, keeps_place=not pending.is_decided)
-        self._enter(pending, State.OVER)
-        self.inline_bytes -= pending.inline_bytes
-
-    def _enter(self, pending: PendingAppend, state: State) -> None:
-        change = (state in PENDING) - (pending.state in PENDING)
-        self.pending_count += change * len(pending.fragments)
-        pending.state = state
-        if change < 0:
+        self._leave_queue(pending)
+        if not pending.is_waiting:
+            self.pending_count -= len(pending.fragments)
             self.precedence.look()
+        self.inline_bytes -= pending.inline_bytes
 
     def look_again(self) -> None:
         """Check soon if there is room for a waiting append."""
-        if self._waiters and not self._is_deciding:
+        if self._waiters:
             self._looks_again = True
             self._wake.set()
 
     def end_wait(self, event: RoomWaitEnded) -> None:
         """Answer an append that waits for room no longer."""
-        pending = self._waiters.find(event.caller_id)
+        pending = self._waiters.get(event.caller_id)
         if pending is None:
             return
-        self._waiters.remove(pending)
+        self._count_waiting(pending, None)
+        self._set_waiting(pending, is_waiting=False)
         pending.error = event.error
         pending.fill(Appended(event.outcome))
         self._pending.pop(pending, None)
-        self._enter(pending, State.ANSWERED)
         self._core.when_settled(pending.reply)
 
     async def run(self, core: DurableCore) -> None:
@@ -217,36 +213,39 @@ class AppendQueue:
             item
             for offer in taken.offers
             for item in offer.items
-            if item.answer is None and len(item.body) <= self._inline_size_bytes_max
+            if len(item.body) <= self._inline_size_bytes_max
         ]
         await self._trips.ask(items)
-        self._is_deciding = True
-        try:
-            for offer in taken.offers:
-                self._settle(offer)
-                self._trips.disown(offer.items)
-            # What was admitted may have been granted at once, and what is missing took room.
-            self._looks_again |= bool(taken.offers and self._waiters)
-            self._core.pump()
-            self._trips.carrier.hurry()
-        finally:
-            self._is_deciding = False
         for offer in taken.offers:
             pending = offer.pending
-            if pending.state is State.DECIDING:
-                pending.state = State.QUEUED
-            if pending.kept and (pending.state is State.OVER or pending.is_decided):
+            self._settle(offer)
+            self._trips.disown(offer.items)
+            pending.is_in_slice = False
+            if pending.kept and (pending.done.cancelled() or pending.is_decided):
                 self._trips.let_go(pending)
+        if taken.fragment_count:
+            # What was admitted may have been granted at once, and what is missing took room.
+            self._core.pump()
+            self._trips.carrier.hurry()
         while self._pending and (oldest := next(iter(self._pending))).is_decided:
             del self._pending[oldest]
-            self._leave_queue(oldest, keeps_place=oldest.must_come_again)
-            self._enter(oldest, State.ANSWERED)
+            self._leave_queue(oldest)
             # The reply waits until the slice is durable; the next slice does not.
             self._core.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
         if taken.fragment_count:
-            self._pace.learn(taken.fragment_count, self._clock.now() - started_at)
+            self._learn_pace(taken.fragment_count, self._clock.now() - started_at)
+
+    def _learn_pace(self, fragment_count: int, took_s: float) -> None:
+        """Learn from a slice how long full ones take.
+
+        A part of a slice only ever shows that they are faster: per fragment it takes longer. Else a
+        queue that was slow once would stay too short for full slices.
+        """
+        latest_s = took_s * SLICE_FRAGMENTS / fragment_count
+        if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
+            self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
 
     def _take_slice(self) -> Slice:
         """Offer fragments to the core: those called up first, then the others as they came."""
@@ -261,7 +260,7 @@ class AppendQueue:
                 self._call_up(taken)
         # An append that has to wait leaves `_pending` meanwhile.
         for pending in list(islice(self._pending, None if is_held else SLICE_FRAGMENTS)):
-            if pending.is_decided or pending.state is State.DECIDING:
+            if pending.is_decided or pending.is_in_slice:
                 continue
             if pending.done.cancelled() or is_held:
                 pending.fill(BYTES_FULL)  # If cancelled, nobody reads it: it only has to be over.
@@ -275,18 +274,16 @@ class AppendQueue:
         """Offer what waiting appends there is room for, longest wait first."""
         called: list[PendingAppend] = []
         for caller_id in self._core.call_up():
-            pending = self._waiters.find(caller_id)
-            assert pending is not None, "it waits here as well"
-            self._enter(pending, State.QUEUED)
+            pending = self._waiters[caller_id]
+            self._set_waiting(pending, is_waiting=False)
             self._offer(taken, pending)
             if not pending.is_waiting:
                 called.append(pending)
             if taken.is_full:
                 self._looks_again = True
                 break
-        for pending in reversed(called):
-            self._pending[pending] = None
-            self._pending.move_to_end(pending, last=False)
+        if called:
+            self._pending = dict.fromkeys((*called, *self._pending))
 
     def _look_later(self) -> None:
         """Look again later: journal and deletions do not report when they have room."""
@@ -298,38 +295,6 @@ class AppendQueue:
 
             self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
 
-    def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
-        """Let an append wait for room, unless it may not, or too much waits already."""
-        now = self._clock.now()
-        if pending.done.done() or now >= pending.wait_until:
-            return False
-        if not self._waiters.may_take(pending):
-            return False
-        if len(pending.results) > pending.waited_at:
-            # It has got something: its caller should hear of it soon.
-            pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
-        pending.waited_at = len(pending.results)
-        caller_id = self._core.decide(
-            WaitForRoom(
-                *(pending.buffer, pending.next_fragment, outcome),
-                deadline_at=pending.wait_until,
-                caller_id=pending.caller_id,
-            )
-        )
-        self._waiters.add(pending, caller_id)
-        self._pending.pop(pending, None)
-        self._enter(pending, State.WAITING)
-        return True
-
-    def _leave_queue(self, pending: PendingAppend, *, keeps_place: bool) -> None:
-        if pending.caller_id is None:
-            return
-        caller_id = self._waiters.remove(pending)
-        with suppress(BufferNotFoundError):
-            self._core.decide(LeaveQueue(pending.buffer, caller_id, keeps_place))
-        self._looks_again = True
-        self._wake.set()
-
     def _offer(self, taken: Slice, pending: PendingAppend) -> None:
         """Have the core answer an append's next fragments, or reserve room for them."""
         while not pending.is_decided and pending.is_broken_off(pending.next_fragment):
@@ -337,73 +302,121 @@ class AppendQueue:
         items = taken.take(pending)
         if not items:
             return
-        fragments = [item.fragment for item in items]
-        offer = Offer(pending.buffer, fragments, self._clock.now() + RESERVED_S, pending.caller_id)
+        offer = Offer(pending.buffer, [item.fragment for item in items], pending.caller_id)
         try:
-            offered = self._core.decide(offer)
+            reservation_id, answers = self._core.decide(offer)
         except DomainError as error:
             pending.error = error
             return
-        for item, answer in zip(items, offered.answers, strict=False):
-            item.answer = answer
-            if answer is not None and offered.reservation_id is None:
-                self._take_answer(item, answer)
-        if offered.reservation_id is not None:
-            pending.state = State.DECIDING
-            del items[len(offered.answers) :]
-            taken.offers.append(OfferedAppend(pending, offered.reservation_id, items))
-
-    def _settle(self, offer: OfferedAppend) -> None:
-        """Have the core admit what is there of an offer, and let go of the rest."""
-        pending = offer.pending
-        items = [item for item in offer.items if item.answer is None]
-        if pending.is_decided:
-            items = []
-        stored = list(takewhile(lambda item: not item.found_no_room, items))
-        fragments, there = [each.fragment for each in stored], [each.is_there for each in stored]
-        settle = Settle(pending.buffer, offer.reservation_id, fragments, there)
-        try:
-            settled = self._core.decide(settle)
-        except DomainError as error:
-            pending.error = pending.error or error
-            settled = []
-        left = deque(settled)
-        for item in offer.items:
-            if pending.is_decided or pending.is_waiting:
-                break
-            if item.answer is not None:
-                self._take_answer(item, item.answer)
-            elif item.found_no_room:
-                pending.fill(BYTES_FULL)
-            elif left:
-                self._take_settled(item, left.popleft())
-            else:
-                break  # The next is refused with an error: it is offered again, and gets it then.
-
-    def _take_settled(self, item: Item, answer: Appended | None) -> None:
-        """Take an answer to a reserved fragment, or None if its payload or an earlier one lacks."""
-        pending, fragment = item.pending, item.fragment
-        if answer is not None:
-            self._take_answer(item, answer)
+        if reservation_id is not None:
+            reserved = list(compress(items, [answer is None for answer in answers]))
+            pending.is_in_slice = True
+            taken.offers.append(OfferedAppend(pending, reservation_id, answers, reserved))
             return
-        if item.has_other_size and not pending.is_broken_off(fragment):
-            field = f"fragments[{len(pending.results)}].payload"
-            pending.error = PayloadSizeError(field, fragment.payload)
-            return
-        if not item.body and not pending.is_broken_off(fragment):
-            self._metrics.count_missing(pending.buffer, 1)
-        if not self._core.buffers.collects_groups(pending.buffer):
-            pending.broken_off.add((fragment.session_id, fragment.worker_id))
-        pending.results.append(None)
+        for answer in answers:
+            self._take_refusal(pending, answer)
 
-    def _take_answer(self, item: Item, answer: Appended) -> None:
-        pending = item.pending
-        if answer.outcome is AdmissionOutcome.ADMITTED:
-            self._trips.admitted(item)
-            pending.charge.admitted(item.fragment.payload)
+    def _take_refusal(self, pending: PendingAppend, answer: Appended | None) -> None:
+        assert answer is not None, "nothing is reserved"
         if answer.outcome.asks_to_wait and self._wait(pending, answer.outcome):
             return
         if answer.outcome.asks_again:
             pending.fill(answer)
         else:
             pending.results.append(answer)
+
+    def _settle(self, offer: OfferedAppend) -> None:
+        """Have the core admit what is there of an offer, and let go of the rest."""
+        pending = offer.pending
+        items = () if pending.is_decided else offer.items
+        there = [item.is_there for item in takewhile(lambda item: not item.found_no_room, items)]
+        settle = Settle(pending.buffer, offer.reservation_id, there)
+        try:
+            settled = deque(self._core.decide(settle))
+        except DomainError as error:
+            pending.error = pending.error or error
+            return
+        reserved = iter(items)
+        for answer in offer.answers:
+            if pending.is_decided:
+                return
+            if answer is not None:
+                pending.results.append(answer)
+                continue
+            item = next(reserved)
+            if item.found_no_room:
+                pending.fill(BYTES_FULL)
+            elif not settled or not self._take_settled(item, settled.popleft()):
+                return  # The next is offered again, and gets its answer then.
+
+    def _take_settled(self, item: Item, answer: Appended | None) -> bool:
+        """Take an answer to a reserved fragment, None if its payload or an earlier one lacks.
+
+        False: it has to be offered again.
+        """
+        pending, fragment = item.pending, item.fragment
+        if answer is None and not pending.is_broken_off(fragment):
+            if item.has_other_size:
+                field = f"fragments[{len(pending.results)}].payload"
+                pending.error = PayloadSizeError(field, fragment.payload)
+                return False
+            if not item.body:
+                self._metrics.count_missing(pending.buffer, 1)
+            if not self._core.buffers.collects_groups(pending.buffer):
+                pending.broken_off.add((fragment.session_id, fragment.worker_id))
+        elif answer is not None and answer.outcome is AdmissionOutcome.ADMITTED:
+            self._trips.admitted(item)
+            pending.charge.admitted(fragment.payload)
+        elif answer is not None and answer.outcome.asks_again:
+            return False
+        pending.results.append(answer)
+        return True
+
+    def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
+        """Let an append wait for room, unless it may not, or too much waits already."""
+        now = self._clock.now()
+        has_place = pending.caller_id is not None or (
+            len(self._waiters) < self._waiting_max
+            and self._waiting_fragments + len(pending.fragments) <= self._fragments_max
+            and self._waiting_inline_bytes + pending.inline_bytes
+            <= self._inline_pending_bytes_max // 2
+        )
+        if pending.done.done() or now >= pending.wait_until or not has_place:
+            return False
+        if len(pending.results) > pending.waited_at:
+            # It has got something: its caller should hear of it soon.
+            pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
+        pending.waited_at = len(pending.results)
+        fragment, until = pending.next_fragment, pending.wait_until
+        wait = WaitForRoom(pending.buffer, fragment, outcome, until, pending.caller_id)
+        self._count_waiting(pending, self._core.decide(wait))
+        self._pending.pop(pending, None)
+        self._set_waiting(pending, is_waiting=True)
+        return True
+
+    def _set_waiting(self, pending: PendingAppend, *, is_waiting: bool) -> None:
+        """Count an append's fragments among those that wait for room, or among pending ones."""
+        self.pending_count += (pending.is_waiting - is_waiting) * len(pending.fragments)
+        pending.is_waiting = is_waiting
+        self.precedence.look()
+
+    def _count_waiting(self, pending: PendingAppend, caller_id: CallerId | None) -> None:
+        """Note the id under which an append waits from now on, or None."""
+        change = (caller_id is not None) - (pending.caller_id is not None)
+        self._waiting_fragments += change * len(pending.fragments)
+        self._waiting_inline_bytes += change * pending.inline_bytes
+        if pending.caller_id is not None:
+            del self._waiters[pending.caller_id]
+        pending.caller_id = caller_id
+        if caller_id is not None:
+            self._waiters[caller_id] = pending
+
+    def _leave_queue(self, pending: PendingAppend) -> None:
+        if pending.caller_id is None:
+            return
+        leave = LeaveQueue(pending.buffer, pending.caller_id, pending.must_come_again)
+        self._count_waiting(pending, None)
+        with suppress(BufferNotFoundError):
+            self._core.decide(leave)
+        self._looks_again = True
+        self._wake.set()

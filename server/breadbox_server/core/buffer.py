@@ -196,12 +196,10 @@ class ReplayBuffer:
         lease = state.leases.first_expiry()
         if lease is not None and (due_at is None or lease.expires_at < due_at):
             due_at = lease.expires_at
-        queue = state.queue
         for first in (
             state.waiters.first_deadline(),
-            state.room.first_expiry() if state.room.reservations else None,
-            queue.first_deadline() if queue.waiters else None,
-            queue.first_kept(),
+            state.room.first_expiry(),
+            state.queue.first_deadline(),
         ):
             if first is not None and (due_at is None or first[0] < due_at):
                 due_at = first[0]

@@ -16,8 +16,8 @@ from breadbox.diagnosis import diagnose
 from breadbox.model.errors import ReplayBufferError
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
-    AssemblyPolicy,
     ArrayType,
+    AssemblyPolicy,
     BufferConfig,
     BufferDescription,
     MinimumChunks,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from breadbox_server.core.model import ids
@@ -147,8 +148,8 @@ class Offer(Input["Offered"]):
     """
 
     fragments: Sequence[Fragment]
-    expires_at: float
     caller_id: ids.CallerId | None = None
+    expires_at: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +157,13 @@ class Settle(Input["list[Appended | None]"]):
     """End a reservation, and admit those of its fragments that have their payloads.
 
     The answer has a result for each up to the first that asks to be sent again, or until the next
-    would be refused with an error: it may be empty. None is for a fragment without its payload, and
-    those behind it of its worker. A reservation that has ended gives no room.
+    would be refused with an error. None is for a fragment without its payload, and those behind it
+    of its worker. It is empty if the reservation has ended: they are to be offered again.
     """
 
     reservation_id: ids.ReservationId
-    fragments: list[Fragment]
-    there: Sequence[bool]
+    there: list[bool]
+    """Whether each payload is there; of a shorter list the last ones are not answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Fragments coming in: judged, admitted, given up (B1 to B4, B7, B30)."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from breadbox_server.core.model import errors, inputs
@@ -28,35 +28,36 @@ make everything that the worker sends from then on a DUPLICATE."""
 
 def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> list[Appended]:
     """Judge fragments in order and act on each, as far as `AppendFragments` says."""
-    return append_run(state, input.fragments, now=now)
-
-
-def append_run(state: BufferState, fragments: Sequence[Fragment], *, now: float) -> list[Appended]:
-    """Judge fragments that have their payloads, and act on each, in order."""
+    fragments = input.fragments
     answers: list[Appended] = []
     while (start := len(answers)) < len(fragments):
         run = fragments[start : start + unopposed_count(state, fragments, start)]
         if run:
-            _admit_run(state, run)
-            _record(state, AdmissionOutcome.ADMITTED, run, now=now)
+            admit_run(state, run, now=now)
             answers += [ADMITTED] * len(run)
             continue
         try:
-            answer = _append_one(state, fragments[start], now=now)
+            answer = append_one(state, fragments[start], now=now)
         except errors.DomainError:
             if answers:
                 break
             raise
+        assert answer is not None, "its payload is there"
         answers.append(answer)
         if answer.outcome.asks_again:
             break
     return answers
 
 
-def _append_one(state: BufferState, fragment: Fragment, *, now: float) -> Appended:
+def append_one(
+    state: BufferState, fragment: Fragment, *, now: float, is_there: bool = True
+) -> Appended | None:
+    """Judge a fragment, and act on that; None: it would be admitted, but its payload is missing."""
     worker = state.assembly.workers.get(fragment.worker_id)
     preview = state.assembly.preview(worker, fragment)
     answer = judge(state, fragment, worker, preview)
+    if answer.outcome is AdmissionOutcome.ADMITTED and not is_there:
+        return None
     decide(state, fragment, answer, preview, now=now)
     return answer
 
@@ -72,6 +73,12 @@ def decide(
     _record(state, answer.outcome, (fragment,), now=now)
 
 
+def admit_run(state: BufferState, run: Sequence[Fragment], *, now: float) -> None:
+    """Admit fragments that are sure to be, each as a chunk of its own."""
+    _admit_run(state, run)
+    _record(state, AdmissionOutcome.ADMITTED, run, now=now)
+
+
 def _record(
     state: BufferState, outcome: AdmissionOutcome, fragments: Sequence[Fragment], *, now: float
 ) -> None:
@@ -84,28 +91,43 @@ def _record(
     settle(state, now=now)
 
 
-def unopposed_count(
-    state: BufferState, fragments: Sequence[Fragment], start: int, *, is_ahead: bool = False
-) -> int:
+def usual_room(state: BufferState, count: int) -> tuple[int, int]:
+    """Return the places (`count` at least if they are not bounded) and bytes that are left.
+
+    They are for fragments that are a chunk each. Without places each has to be judged alone, for
+    something else may depend on when it comes.
+    """
+    config, holdings = state.config, state.holdings
+    if (
+        state.model.version is None
+        or config.fragments_per_chunk > 1
+        or state.assembly.in_any_order
+        or state.limiter.limits_inserts
+        or not holdings.closes_in_order
+        or state.waiters.head() is not None
+    ):
+        return 0, 0
+    bytes_left = config.capacity_bytes - state.taken_bytes
+    if config.full_policy is FullPolicy.BLOCK:
+        return max(0, config.capacity_chunks - state.taken_places), bytes_left
+    return count, bytes_left + holdings.unleased_bytes
+
+
+def unopposed_count(state: BufferState, fragments: Sequence[Fragment], start: int) -> int:
     """Count the fragments from `start` on that are admitted for certain, each as its own chunk.
 
-    They are the usual ones: each the next of a known worker, of the session's schema, and with
-    room. So what they have in common is judged once; the others are judged one by one. `is_ahead`:
-    behind those that are reserved.
+    They are the usual ones: each the next of a known worker behind what it has reserved, of the
+    session's schema, and with room. So what they have in common is judged once; the others are
+    judged one by one.
     """
-    config, holdings, model = state.config, state.holdings, state.model
-    tails = state.room.tails if is_ahead else {}
-    version, version_min = model.version, state.version_min
-    blocks = config.full_policy is FullPolicy.BLOCK
-    must_stay_bytes = state.taken_bytes - (0 if blocks else holdings.unleased_bytes)
-    places_left = config.capacity_chunks - state.taken_places if blocks else len(fragments)
-    if version is None or places_left <= 0 or not _closes_alone(state):
+    places_left, bytes_left = usual_room(state, len(fragments))
+    if not places_left:
         return 0
-    owners: list[Container[str]] = [each.payloads.owners for each in state.shared.states.values()]
-    if is_ahead:
-        owners += [each.room.payload_ids for each in state.shared.states.values()]
-    workers, next_indices = state.assembly.workers, dict[WorkerId, int]()
-    payload_ids = set[str]()
+    model, version_min, schema_hash = state.model, state.version_min, state.model.schemas.first_hash
+    version = model.version or 0
+    blocks = state.config.full_policy is FullPolicy.BLOCK
+    workers, tails = state.assembly.workers, state.room.tails
+    next_indices, payload_ids = dict[WorkerId, int](), set[str]()
     for fragment in fragments[start : start + places_left]:
         worker_id, payload = fragment.worker_id, fragment.payload
         if worker_id not in next_indices:
@@ -122,28 +144,17 @@ def unopposed_count(
             or fragment.model_version_min < version_min
             or fragment.model_version_max > version
             or fragment.step_count != model.step_count
-            or fragment.schema_hash != model.schemas.first_hash
-            or must_stay_bytes + payload.size_bytes > config.capacity_bytes
+            or fragment.schema_hash != schema_hash
+            or payload.size_bytes > bytes_left
             or payload_id in payload_ids
-            or any([payload_id in each for each in owners])
+            or state.shared.refers_to(payload_id)
         ):
             break
         next_indices[worker_id] += 1
         payload_ids.add(payload_id)
         if blocks:
-            must_stay_bytes += payload.size_bytes
+            bytes_left -= payload.size_bytes
     return len(payload_ids)
-
-
-def _closes_alone(state: BufferState) -> bool:
-    """Return whether a fragment is a chunk, and nothing else depends on when it comes."""
-    return (
-        state.config.fragments_per_chunk == 1
-        and not state.assembly.in_any_order
-        and not state.limiter.limits_inserts
-        and state.holdings.closes_in_order
-        and state.waiters.head() is None
-    )
 
 
 def judge(

@@ -73,8 +73,11 @@ class Shared:
         return ReservationId(self.reservation_count)
 
     def refers_to(self, payload_id: PayloadId) -> bool:
-        """Return whether any buffer refers to a payload."""
-        return any([payload_id in each.payloads.owners for each in self.states.values()])
+        """Return whether any buffer refers to a payload, or has room reserved for it."""
+        for each in self.states.values():
+            if payload_id in each.payloads.owners or payload_id in each.room.payload_ids:
+                return True
+        return False
 
 
 class BufferState:
@@ -163,10 +166,9 @@ class BufferState:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes referred to, and those reserved: where chunks are evicted, of open ones alone."""
+        """Bytes referred to, and those reserved where producers wait: elsewhere chunks give way."""
         blocks = self.config.full_policy is FullPolicy.BLOCK
-        reserved_bytes = self.room.size_bytes if blocks else self.room.open_bytes
-        return self.payloads.referred_bytes + reserved_bytes
+        return self.payloads.referred_bytes + (self.room.size_bytes if blocks else 0)
 
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
         """Whether a request could be granted now if it were the first in the queue."""

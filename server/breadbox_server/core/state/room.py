@@ -8,10 +8,13 @@ R3  A payload is reserved for one fragment.
 Reservations are in no journal and no snapshot: they die with their server.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from breadbox_server.core.model.ids import PayloadId, ReservationId, WorkerId
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.ids import ModelVersion, PayloadId, ReservationId, WorkerId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.state.assembly import CLOSES, GOES_ON, AppendPreview, Assembly, Worker
@@ -24,8 +27,6 @@ class Tail:
 
     next_index: int = 0
     open_count: int = 0
-    open_bytes: int = 0
-    """Bytes of the reserved fragments that will be open."""
     reserved_count: int = 0
     members: set[int] | None = None
     """The members that are reserved, if it is of a group."""
@@ -37,9 +38,15 @@ class Reservation:
 
     reservation_id: ReservationId
     expires_at: float
+    judged_by: tuple[BufferConfig, ModelVersion | None]
+    """Limits and version that the fragments were judged by."""
     fragments: list[Fragment] = field(default_factory=list)
     place_count: int = 0
     size_bytes: int = 0
+    first_indices: dict[WorkerId, int] = field(default_factory=dict)
+    """The first index of each worker."""
+    is_usual: bool = True
+    """True if nothing but what was settled before can have changed how they are judged."""
 
 
 class Room:
@@ -50,8 +57,6 @@ class Room:
         self.place_count = 0
         """Chunks that reserved fragments will close."""
         self.size_bytes = 0
-        self.open_bytes = 0
-        """Bytes of reserved fragments that will be open, and not to be evicted."""
         self.tails: dict[WorkerId, Tail] = {}
         self.payload_ids: set[PayloadId] = set()
         self.in_any_order = False
@@ -64,13 +69,22 @@ class Room:
         self, assembly: Assembly, worker: Worker | None, fragment: Fragment
     ) -> AppendPreview:
         """Return what a fragment would do behind those of its worker that are reserved."""
-        tail = self.tails.get(fragment.worker_id)
-        if tail is None:
+        if fragment.worker_id not in self.tails:
             return assembly.preview(worker, fragment)
         if isinstance(assembly, Groups):
-            return assembly.preview(worker, fragment, tail.reserved_count)
-        opened = tail.open_count if _goes_on(tail, fragment) else 0
+            return assembly.preview(worker, fragment, self.tails[fragment.worker_id].reserved_count)
+        opened = self.open_count(worker, fragment)
         return CLOSES if opened + 1 == assembly.fragments_per_chunk else GOES_ON
+
+    def open_count(self, worker: Worker | None, fragment: Fragment) -> int:
+        """Return how many fragments the chunk has by then that a fragment continues."""
+        tail = self.tails.get(fragment.worker_id)
+        if tail is not None:
+            is_next = fragment.fragment_index == tail.next_index
+            return tail.open_count if is_next and not fragment.discontinuity else 0
+        chunk = None if worker is None else worker.open_chunk
+        goes_on = chunk is not None and chunk.gap_before(fragment) is None
+        return len(chunk.fragments) if chunk is not None and goes_on else 0
 
     def is_awaited(self, fragment: Fragment) -> bool:
         """Return whether a fragment can be judged only once another one is settled."""
@@ -80,53 +94,30 @@ class Room:
         return tail is not None and fragment.fragment_index < tail.next_index
 
     def add(
-        self,
-        reservation: Reservation,
-        fragment: Fragment,
-        preview: AppendPreview,
-        worker: Worker | None,
+        self, reservation: Reservation, run: Sequence[Fragment], open_count: int | None = None
     ) -> None:
-        """Reserve room for a fragment, behind those that its worker has reserved."""
-        size_bytes = fragment.payload.size_bytes
-        tail = self.tails.get(fragment.worker_id)
-        if tail is None:
-            open_chunk = None if worker is None else worker.open_chunk
-            goes_on = open_chunk is not None and preview.gap is None
-            opened = len(open_chunk.fragments) if open_chunk is not None and goes_on else 0
-            members = set[int]() if self.in_any_order else None
-            tail = self.tails[fragment.worker_id] = Tail(open_count=opened, members=members)
-        elif tail.members is None and not _goes_on(tail, fragment):
-            self.open_bytes -= tail.open_bytes
-            tail.open_count = tail.open_bytes = 0
-        if preview.closes_chunk:
-            self.open_bytes -= tail.open_bytes
-            tail.open_count = tail.open_bytes = 0
-        else:
-            self.open_bytes += size_bytes
-            tail.open_count += 1
-            tail.open_bytes += size_bytes
-        tail.next_index = fragment.fragment_index + 1
-        tail.reserved_count += 1
-        if tail.members is not None:
-            tail.members.add(fragment.fragment_index)
-        self._take(reservation, (fragment,), int(preview.closes_chunk))
+        """Reserve room for fragments, behind those that their workers have reserved.
 
-    def add_run(self, reservation: Reservation, run: Sequence[Fragment]) -> None:
-        """Reserve room for fragments that each make a chunk of its own, at less cost."""
-        tails = self.tails
-        for fragment in run:
-            tail = tails.get(fragment.worker_id)
-            if tail is None:
-                tail = tails[fragment.worker_id] = Tail()
-            tail.next_index = fragment.fragment_index + 1
-            tail.reserved_count += 1
-        self._take(reservation, run, len(run))
-
-    def _take(self, reservation: Reservation, run: Sequence[Fragment], place_count: int) -> None:
+        Each closes a chunk; or a single one leaves `open_count` of its worker open.
+        """
         if not reservation.fragments:
             self.reservations[reservation.reservation_id] = reservation
-            self._by_expiry.push((reservation.expires_at, reservation.reservation_id))
+            if reservation.expires_at < inf:
+                self._by_expiry.push((reservation.expires_at, reservation.reservation_id))
+        for fragment in run:
+            worker_id, index = fragment.worker_id, fragment.fragment_index
+            tail = self.tails.get(worker_id)
+            if tail is None:
+                members = set[int]() if self.in_any_order else None
+                tail = self.tails[worker_id] = Tail(members=members)
+            if tail.members is not None:
+                tail.members.add(index)
+            tail.next_index = index + 1
+            tail.open_count = open_count or 0
+            tail.reserved_count += 1
+            reservation.first_indices.setdefault(worker_id, index)
         size_bytes = sum([each.payload.size_bytes for each in run])
+        place_count = 0 if open_count else len(run)
         reservation.fragments += run
         reservation.place_count += place_count
         reservation.size_bytes += size_bytes
@@ -148,7 +139,6 @@ class Room:
             if tail.members is not None:
                 tail.members.discard(fragment.fragment_index)
             if not tail.reserved_count:
-                self.open_bytes -= tail.open_bytes
                 del self.tails[fragment.worker_id]
         self._by_expiry.compact(len(self.reservations))
         return reservation
@@ -169,22 +159,12 @@ class Room:
         assert all(each.fragments for each in reservations), "R1: a reservation for nothing"
         assert self.place_count == sum(each.place_count for each in reservations), "R1: places"
         assert self.size_bytes == sum(f.payload.size_bytes for f in fragments), "R1: bytes"
-        expiries = sorted((each.expires_at, each.reservation_id) for each in reservations)
+        expiries = sorted(
+            (each.expires_at, each.reservation_id) for each in reservations if each.expires_at < inf
+        )
         assert self._by_expiry.first_many(len(expiries) + 1) == expiries, "R1: expiries"
-        counts: dict[WorkerId, int] = {}
-        for fragment in fragments:
-            counts[fragment.worker_id] = counts.get(fragment.worker_id, 0) + 1
+        counts = Counter(fragment.worker_id for fragment in fragments)
         tails = {worker_id: tail.reserved_count for worker_id, tail in self.tails.items()}
         assert tails == counts, "R2: workers"
-        assert self.open_bytes == sum(t.open_bytes for t in self.tails.values()), "R2: bytes"
         payload_ids = sorted(fragment.payload.payload_id for fragment in fragments)
         assert sorted(self.payload_ids) == payload_ids, "R3"
-
-
-def _goes_on(tail: Tail, fragment: Fragment) -> bool:
-    """Return whether a fragment continues the chunk that its worker will have open."""
-    return (
-        tail.open_count > 0
-        and not fragment.discontinuity
-        and fragment.fragment_index == tail.next_index
-    )

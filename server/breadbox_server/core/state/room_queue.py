@@ -1,9 +1,9 @@
 """Appends that wait for room, in order of arrival (B31).
 
-Q1  A position belongs to one fragment. It is a caller's that waits or has its turn, or it is kept
-    for a while for a caller that comes again.
+Q1  A position belongs to one fragment. Its caller waits or has its turn, or it is kept for a while
+    for a caller that comes again.
 Q2  Positions stand in order of arrival; a caller that comes again in time finds its own.
-Q3  A caller has one position, and a deadline while it waits.
+Q3  A caller has one position. That has a deadline unless it is the caller's turn.
 
 The queue is in no journal and no snapshot: it dies with its server.
 """
@@ -30,87 +30,85 @@ def place_of(fragment: Fragment) -> Place:
 
 
 @dataclass(slots=True, eq=False)
-class RoomWaiter:
+class Position:
     """A caller that waits with the first fragment of its append that is not decided."""
 
     caller_id: CallerId
+    """Its latest caller."""
     fragment: Fragment
     waits_for: AdmissionOutcome
-    deadline_at: float
+    until: float
+    """The caller's deadline, or when a kept position is given up."""
     is_called: bool = False
     """True once its turn has come."""
-
-    @property
-    def place(self) -> Place:
-        """Return its position's key."""
-        return place_of(self.fragment)
+    is_kept: bool = False
 
 
 class RoomQueue:
     """The positions of a buffer."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[Place, RoomWaiter | None] = OrderedDict()
-        """None marks a kept position."""
-        self._kept: OrderedDict[Place, float] = OrderedDict()
-        self.waiters: dict[CallerId, RoomWaiter] = {}
-        self.outdated: deque[RoomWaiter] = deque()
+        self._positions: OrderedDict[Place, Position] = OrderedDict()
+        self.by_caller: dict[CallerId, Position] = {}
+        """Each position under its latest caller."""
+        self._by_deadline: LazyHeap[tuple[float, CallerId]] = LazyHeap(self._has_deadline)
+        self.kept: dict[CallerId, Position] = {}
+        """Those of them that are kept, the oldest first."""
+        self.outdated: deque[Position] = deque()
         """Those that are refused whether there is room or not, since session or version changed."""
-        self._by_deadline: LazyHeap[tuple[float, CallerId]] = LazyHeap(self._is_due)
 
-    def join(self, waiter: RoomWaiter) -> RoomWaiter | None:
-        """Let a new caller wait; return the one that loses its position to it, an earlier attempt.
+    def find(self, caller_id: CallerId | None) -> Position | None:
+        """Return the position of a caller that waits or has its turn, or None."""
+        position = self.by_caller.get(caller_id) if caller_id is not None else None
+        return None if position is None or position.is_kept else position
 
-        A kept position is the caller's again.
+    def put(self, position: Position) -> Position | None:
+        """Let a caller wait as the last, or in the place of its fragment's former position.
+
+        That one is returned; it may be another attempt's, or kept.
         """
-        place = waiter.place
-        self._kept.pop(place, None)
-        former = self._places.get(place)
+        place = place_of(position.fragment)
+        former = self._positions.get(place)
         if former is not None:
-            del self.waiters[former.caller_id]
-        self._places[place] = waiter
-        self.waiters[waiter.caller_id] = waiter
-        self.wait_again(waiter, waiter.deadline_at)
+            self._forget(former)
+        self._positions[place] = position
+        self.by_caller[position.caller_id] = position
+        self._wait(position)
         return former
 
-    def wait_again(self, waiter: RoomWaiter, deadline_at: float) -> None:
-        """Let a caller wait on at its position, whether its turn had come or not."""
-        waiter.is_called, waiter.deadline_at = False, deadline_at
-        self._by_deadline.push((deadline_at, waiter.caller_id))
-        self._by_deadline.compact(len(self.waiters))
+    def _wait(self, position: Position) -> None:
+        self._by_deadline.push((position.until, position.caller_id))
+        self._by_deadline.compact(len(self.by_caller))
 
-    def leave(self, waiter: RoomWaiter, kept_until: float | None = None) -> None:
-        """Let a caller go; its position is kept for a while, or not at all."""
-        del self.waiters[waiter.caller_id]
-        self._by_deadline.compact(len(self.waiters))
-        if kept_until is None:
-            del self._places[waiter.place]
-            return
-        self._places[waiter.place] = None
-        self._kept[waiter.place] = kept_until
-        if len(self._kept) > PLACES_KEPT_MAX:
-            self._give_up_oldest()
+    def keep(self, position: Position, until: float) -> None:
+        """Keep the position of a caller that goes."""
+        position.is_called, position.is_kept, position.until = False, True, until
+        self.kept[position.caller_id] = position
+        self._wait(position)
+        if len(self.kept) > PLACES_KEPT_MAX:
+            self.remove(next(iter(self.kept.values())))
 
-    def give_up_kept(self, now: float) -> None:
-        """Give up positions that were kept long enough."""
-        while (first := self.first_kept()) is not None and first[0] <= now:
-            self._give_up_oldest()
+    def remove(self, position: Position) -> None:
+        """Give a position up."""
+        del self._positions[place_of(position.fragment)]
+        self._forget(position)
 
-    def _give_up_oldest(self) -> None:
-        place, _ = self._kept.popitem(last=False)
-        del self._places[place]
+    def _forget(self, position: Position) -> None:
+        del self.by_caller[position.caller_id]
+        self.kept.pop(position.caller_id, None)
 
-    def is_waiting(self, waiter: RoomWaiter) -> bool:
+    def is_waiting(self, position: Position) -> bool:
         """Return whether a caller is still there, and its turn has not come."""
-        return self.waiters.get(waiter.caller_id) is waiter and not waiter.is_called
+        is_there = self.by_caller.get(position.caller_id) is position
+        return is_there and not (position.is_called or position.is_kept)
 
-    def waiting(self) -> Iterator[RoomWaiter]:
+    def waiting(self) -> Iterator[Position]:
         """Iterate over those that wait, in order; do not change the queue meanwhile."""
-        return (each for each in self._places.values() if each is not None and not each.is_called)
+        return (each for each in self._positions.values() if not (each.is_called or each.is_kept))
 
     def waits_for(self) -> AdmissionOutcome | None:
         """Return what the first of them waits for, or None if none waits."""
-        if not self.waiters:
+        if not self._positions:
             return None
         first = next(self.waiting(), None)
         return None if first is None else first.waits_for
@@ -127,27 +125,23 @@ class RoomQueue:
         )
 
     def first_deadline(self) -> tuple[float, CallerId] | None:
-        """Return the earliest deadline of those that wait, and its caller."""
+        """Return the earliest deadline, and the caller that is its position's latest."""
         return self._by_deadline.first()
 
-    def first_kept(self) -> tuple[float, Place] | None:
-        """Return the position that is given up next, behind when that is; None if none is kept."""
-        if not self._kept:
-            return None
-        place, kept_until = next(iter(self._kept.items()))
-        return kept_until, place
-
-    def _is_due(self, entry: tuple[float, CallerId]) -> bool:
-        waiter = self.waiters.get(entry[1])
-        return waiter is not None and not waiter.is_called and waiter.deadline_at == entry[0]
+    def _has_deadline(self, entry: tuple[float, CallerId]) -> bool:
+        position = self.by_caller.get(entry[1])
+        return position is not None and not position.is_called and position.until == entry[0]
 
     def check_invariants(self) -> None:
         """Assert Q1 to Q3; O(positions)."""
-        held = {place: each for place, each in self._places.items() if each is not None}
-        assert all(place == each.place for place, each in held.items()), "Q1: fragment"
-        assert self._kept.keys() == self._places.keys() - held.keys(), "Q1: kept"
-        assert list(self._kept.values()) == sorted(self._kept.values()), "Q1: order of kept"
-        callers = {each.caller_id: each for each in held.values()}
-        assert callers == self.waiters, "Q3: callers"
-        deadlines = sorted((each.deadline_at, each.caller_id) for each in self.waiting())
+        positions = self._positions.values()
+        assert all(place == place_of(each.fragment) for place, each in self._positions.items()), (
+            "Q1: fragment"
+        )
+        assert not any(each.is_called and each.is_kept for each in positions), "Q1: kept"
+        callers = {each.caller_id: each for each in positions}
+        assert self.by_caller == callers, "Q3: callers"
+        kept = {caller_id: each for caller_id, each in callers.items() if each.is_kept}
+        assert self.kept == kept, "Q1: kept ones"
+        deadlines = sorted((each.until, each.caller_id) for each in positions if not each.is_called)
         assert self._by_deadline.first_many(len(deadlines) + 1) == deadlines, "Q3: deadlines"
