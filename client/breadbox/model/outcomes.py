@@ -44,11 +44,6 @@ class GroupEndReason(Enum):
     EVICTED = "evicted"
     """Its chunk was evicted for room, or deleted, before a learner used it."""
 
-    @property
-    def is_chunk(self) -> bool:
-        """True if the group's members are a chunk that a learner gets, or has got."""
-        return self in (GroupEndReason.COMPLETE, GroupEndReason.PARTIAL)
-
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:

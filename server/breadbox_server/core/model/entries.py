@@ -52,7 +52,7 @@ class GrantMade:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Groups ended as time passed, which is told: no server may find them open again."""
+    """Groups ended as time passed, and callers learn of it: no server may find them open again."""
 
     buffer: BufferName
 

@@ -98,12 +98,12 @@ class Groups(Assembly):
         return gone
 
     def discard_lost(self, worker_id: WorkerId, payload_id: PayloadId) -> list[Fragment]:
-        """End the group of a member whose payload is lost; return all its members."""
+        """End the group of a member with a lost payload; return all its members."""
         del payload_id
         return self.drop(self.workers[worker_id], GroupEndReason.LOST)
 
     def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
-        """Change the ends of groups whose chunks left without a use; not if their session ends."""
+        """Change the ends of groups with chunks that left unused; not if their session ends."""
         if reason is EvictionReason.SESSION_ENDED:
             return
         for name in dict.fromkeys([each.worker_id for each in fragments]):

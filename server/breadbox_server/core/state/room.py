@@ -60,7 +60,7 @@ class Room:
         self.tails: dict[WorkerId, Tail] = {}
         self.payload_ids: set[PayloadId] = set()
         self.in_any_order = False
-        """Whether workers are groups, whose members come in any order."""
+        """Whether workers are groups, with members in any order."""
         self._by_expiry: LazyHeap[tuple[float, ReservationId]] = LazyHeap(
             lambda entry: entry[1] in self.reservations
         )
