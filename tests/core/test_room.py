@@ -1,6 +1,7 @@
 """B31 and reservations: room is taken from the offer on, and goes to the append that came first."""
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -121,6 +122,17 @@ def test_a_fragment_that_becomes_stale_while_it_is_confirmed_is_stale(missing: b
     offered = world.reserve(fragment)
     world.publish(1)
     assert [STALE] == world.settle(offered, [fragment], [not missing])
+
+
+def test_a_reservation_without_an_expiry_lasts_until_it_is_settled() -> None:
+    world = World(capacity_chunks=1, **BLOCKS)
+    fragment = make_fragment()
+    offered = world.reserve(fragment, reserve_s=inf)
+    assert world.buffers.next_timer() is None
+    world.buffers.check_invariants()
+    world.advance(1e6)
+    assert [BUFFER_FULL] == world.reserve(make_fragment("late")).answers
+    assert [ADMITTED] == world.settle(offered, [fragment])
 
 
 def test_a_session_that_ends_takes_its_reservations_with_it() -> None:

@@ -234,6 +234,30 @@ async def test_a_fragment_that_another_one_of_its_append_rules_out_fails_the_app
         await eventually(lambda: it.custodian.deleted == [other.payload.payload_id])
 
 
+class UnheardCustodian(FakeCustodian):
+    """Confirms payloads, but the answers are lost."""
+
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
+        await super().confirm(references)
+        raise StoreUnavailableError("the fake store's answer was lost")
+
+
+async def test_payloads_that_may_have_been_confirmed_are_kept_for_a_while_and_inline_ones_not() -> (
+    None
+):
+    custodian = UnheardCustodian()
+    async with driven(custodian=custodian, unowned_s=100.0) as it:
+        producers = Producers(it)
+        calls = producers.send("inline", bodies=[b"body"]), producers.send("stored")
+        await asyncio.wait(calls)
+        assert [StoreUnavailableError] * 2 == [type(each.exception()) for each in calls]
+        await eventually(lambda: not custodian.bodies)
+        assert 1 == len(custodian.kept)
+        it.clock.advance(101.0)
+        it.driver.tidy()
+        await eventually(lambda: not custodian.kept)
+
+
 async def test_a_caller_that_leaves_with_an_inline_payload_stored_leaves_none() -> None:
     async with driven(replace(ONE, capacity_chunks=2)) as it:
         producers = Producers(it)

@@ -219,7 +219,6 @@ class AppendQueue:
         for offer in taken.offers:
             pending = offer.pending
             self._settle(offer)
-            self._trips.disown(offer.items)
             pending.is_in_slice = False
             if pending.kept and (pending.done.cancelled() or pending.is_decided):
                 self._trips.let_go(pending)
@@ -332,11 +331,11 @@ class AppendQueue:
         there = [item.is_there for item in takewhile(lambda item: not item.found_no_room, items)]
         settle = Settle(pending.buffer, offer.reservation_id, there)
         try:
-            settled = deque(self._core.decide(settle))
+            answers = self._core.decide(settle)
         except DomainError as error:
             pending.error = pending.error or error
             return
-        reserved = iter(items)
+        reserved, settled = iter(items), deque(answers)
         for answer in offer.answers:
             if pending.is_decided:
                 return

@@ -100,7 +100,6 @@ class Item:
     fragment: Fragment
     body: bytes
     is_there: bool = False
-    is_admitted: bool = False
     is_carried: bool = False
     """True if it is written with the entry about its fragment."""
     has_other_size: bool = False

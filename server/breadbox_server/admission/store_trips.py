@@ -45,9 +45,9 @@ class StoreTrips:
             await self._keep(items)
             await self._confirm(items)
         except StoreError as error:
+            # The store may have done it all the same, and only its answer was lost.
+            self._doubt(items)
             for item in items:
-                # The store may have confirmed it all the same, and only its answer was lost.
-                item.is_there = True
                 item.pending.error = error
 
     async def _keep(self, items: list[Item]) -> None:
@@ -95,18 +95,26 @@ class StoreTrips:
             return
         payload_ids = [item.fragment.payload.payload_id for item in wanted]
         for payload_id in payload_ids:
-            # Sent again in time; `disown` keeps it for a while once more if it is refused again.
-            self._unowned.discard(payload_id)
+            self._unowned.discard(payload_id)  # Sent again in time.
         references = [payload_reference(item.fragment.payload) for item in wanted]
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)
         for item, payload_id, answer in zip(wanted, payload_ids, answers, strict=True):
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE
+        self._doubt([item for item in wanted if item.is_there])
+
+    def _doubt(self, items: list[Item]) -> None:
+        """Have payloads deleted after a while unless admitted; inline ones are their append's."""
+        now = self._clock.now()
+        for item in items:
+            payload = item.fragment.payload
+            if not (item.is_carried or payload.payload_id in item.pending.kept):
+                self._unowned.add(payload, now)
 
     def admitted(self, item: Item) -> None:
         """Note that a payload belongs to a fragment from now on."""
-        payload_id, item.is_admitted = item.fragment.payload.payload_id, True
+        payload_id = item.fragment.payload.payload_id
         if item.is_carried:
             self.carrier.carry(payload_id, item.body)
             self._recent.add(payload_id, item.body)
@@ -114,14 +122,6 @@ class StoreTrips:
             self._recent.add(payload_id, item.body)
         else:
             self._unowned.discard(payload_id)
-
-    def disown(self, items: list[Item]) -> None:
-        """Remember payloads confirmed for nothing: they may be sent again."""
-        for item in items:
-            payload = item.fragment.payload
-            is_written = item.is_there and not (item.is_carried or item.is_admitted)
-            if is_written and payload.payload_id not in item.pending.kept:
-                self._unowned.add(payload, self._clock.now())
 
     def let_go(self, pending: PendingAppend) -> None:
         """Delete inline payloads that were not admitted: sent again, they have other ids."""

@@ -196,11 +196,12 @@ class ReplayBuffer:
         lease = state.leases.first_expiry()
         if lease is not None and (due_at is None or lease.expires_at < due_at):
             due_at = lease.expires_at
-        for first in (
-            state.waiters.first_deadline(),
-            state.room.first_expiry(),
-            state.queue.first_deadline(),
-        ):
+        deadlines: list[tuple[float, object] | None] = [state.waiters.first_deadline()]
+        if state.room.reservations:
+            deadlines.append(state.room.first_expiry())
+        if state.queue.by_caller:
+            deadlines.append(state.queue.first_deadline())
+        for first in deadlines:
             if first is not None and (due_at is None or first[0] < due_at):
                 due_at = first[0]
         return due_at

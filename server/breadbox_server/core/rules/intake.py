@@ -52,7 +52,7 @@ def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> 
 def append_one(
     state: BufferState, fragment: Fragment, *, now: float, is_there: bool = True
 ) -> Appended | None:
-    """Judge a fragment, and act on that; None: it would be admitted, but its payload is missing."""
+    """Judge a fragment and act on that, or return None if its payload is all that is missing."""
     worker = state.assembly.workers.get(fragment.worker_id)
     preview = state.assembly.preview(worker, fragment)
     answer = judge(state, fragment, worker, preview)
@@ -163,7 +163,7 @@ def judge(
     """Return how a well-formed fragment is answered; change nothing."""
     config, holdings = state.config, state.holdings
     closes_chunk = preview.closes_chunk
-    # By place, not by keyword: this is asked twice for every fragment.
+    # By place, not by keyword, which takes longer.
     outcome = outcome_of(
         fragment.session_id == state.model.session_id,
         worker is not None and worker.outcomes.was_judged(fragment.fragment_index),

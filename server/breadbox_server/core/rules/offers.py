@@ -16,7 +16,7 @@ def offer(state: BufferState, input: inputs.Offer, *, now: float) -> Offered:
     """Answer the fragments that are refused, and reserve room for the others."""
     fragments, room, queue = input.fragments, state.room, state.queue
     judged_by = state.config, state.model.version
-    reservation = Reservation(state.shared.next_reservation_id(), input.expires_at, judged_by)
+    reservation = Reservation(next(state.shared.reservation_ids), input.expires_at, judged_by)
     behind = None if queue.find(input.caller_id) else queue.waits_for()
     answers: list[Appended | None] = []
     while (start := len(answers)) < len(fragments):

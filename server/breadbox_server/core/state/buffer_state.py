@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 from breadbox_server.core.limiters import Flow, make_limiter
@@ -52,8 +53,7 @@ class Shared:
         self.is_recording = is_recording
         self.caller_count = 0
         """Callers that ever got an id, which is unique among all buffers."""
-        self.reservation_count = 0
-        """Reservations that ever got an id, unique like those of callers."""
+        self.reservation_ids = map(ReservationId, count(1))
         self.lease_salt = 0
         """Makes ids of leases others than those of any other process that had the same books."""
 
@@ -66,11 +66,6 @@ class Shared:
         """Return an id that no caller has had."""
         self.caller_count += 1
         return CallerId(self.caller_count)
-
-    def next_reservation_id(self) -> ReservationId:
-        """Return an id that no reservation has had."""
-        self.reservation_count += 1
-        return ReservationId(self.reservation_count)
 
     def refers_to(self, payload_id: PayloadId) -> bool:
         """Return whether any buffer refers to a payload, or has room reserved for it."""
@@ -156,8 +151,8 @@ class BufferState:
     @property
     def flow_ahead(self) -> Flow:
         """The same, once all fragments that are reserved are admitted."""
-        flow, count = self.flow, self.room.place_count
-        return Flow(flow.held_count + count, flow.inserted_count + count, flow.delivered_count)
+        flow, more = self.flow, self.room.place_count
+        return Flow(flow.held_count + more, flow.inserted_count + more, flow.delivered_count)
 
     @property
     def taken_places(self) -> int:
