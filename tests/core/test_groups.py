@@ -20,6 +20,7 @@ from breadbox_server.core.model.events import (
     StepsEnd,
     StepsEnded,
 )
+from breadbox_server.core.model.ids import BufferName, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
@@ -305,9 +306,13 @@ def test_open_groups_are_described_with_the_members_that_lack() -> None:
     world.advance(4.0)
     append_all(world, ("b", 0), ("b", 1))
     world.advance(1.0)
-    expected = (OpenGroup("a", 1, (0, 1), 5.0), OpenGroup("b", 2, (2,), 1.0))
+    a, b = WorkerId("a"), WorkerId("b")
+    expected = (OpenGroup(a, 1, (0, 1), 5.0), OpenGroup(b, 2, (2,), 1.0))
     assert expected == world.seen().open_groups
     assert () == World().seen().open_groups
+    assert world.buffers.collects_groups(DEFAULT_BUFFER)
+    assert not World().buffers.collects_groups(DEFAULT_BUFFER)
+    assert not world.buffers.collects_groups(BufferName("none"))
 
 
 def test_the_kind_of_assembly_changes_only_without_a_session_and_its_data() -> None:
@@ -359,6 +364,7 @@ def test_members_that_are_reserved_close_their_group_in_any_order() -> None:
     full = world.buffers.apply(Offer(DEFAULT_BUFFER, others), now=world.now)
     assert [None, None] == full.answers, "the last one would close a chunk without a place"
     there = [False, True, True]
+    assert offered.reservation_id is not None
     settle = Settle(DEFAULT_BUFFER, offered.reservation_id, there)
     answers = world.buffers.apply(settle, now=world.now)
     assert [None, ADMITTED, ADMITTED] == [each and each.outcome for each in answers]

@@ -1,5 +1,7 @@
 """Groups through a server: members in any order, ends that are told, waited for and counted."""
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -28,9 +30,7 @@ async def outcomes(it: Served, *members: tuple[str, int]) -> list[int]:
     return [each.outcome for each in reply.results]
 
 
-def ends(
-    it: Served, after: int = 0, wait_s: float = 0.0, buffer: str = ""
-) -> grpc.aio.UnaryUnaryCall:
+def ends(it: Served, after: int = 0, wait_s: float = 0.0, buffer: str = "") -> Any:
     request = pb.GroupEndsRequest(after_number=after, max_wait=span(wait_s), buffer=buffer)
     return it.stub.GroupEnds(request, timeout=CALL_S)
 

@@ -54,13 +54,11 @@ class Groups(Assembly):
         self, worker: Worker | None, fragment: Fragment, reserved_count: int = 0
     ) -> AppendPreview:
         """Return what `place` would do with a member, once others that are reserved are there."""
-        count = reserved_count + 1
-        if worker is not None:
-            if worker.end is not None:
-                return AppendPreview(None, 0, closes_chunk=False, end=worker.end)
-            if worker.open_chunk is not None:
-                count += len(worker.open_chunk.fragments)
-        return CLOSES if count == self.fragments_per_chunk else GOES_ON
+        if worker is not None and worker.end is not None:
+            return AppendPreview(None, 0, closes_chunk=False, end=worker.end)
+        open_chunk = None if worker is None else worker.open_chunk
+        count = reserved_count + (0 if open_chunk is None else len(open_chunk.fragments))
+        return CLOSES if count + 1 == self.fragments_per_chunk else GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a member into its group; return all members if they are complete, or None."""
