@@ -351,6 +351,20 @@ class Client(ProcessBound):
 
     # Writing fragments -------------------------------------------------------------------------
 
+    def declare_origin(self, origin: Mapping[str, str]) -> None:
+        """Say what later fragments of this client come from, such as wrappers of an environment.
+
+        ```python
+        client.declare_origin({"environment wrappers": "FrameStackObservation(stack_size=4)"})
+        ```
+
+        Makes no call: the first fragments of each session bring it to the server. If another producer of
+        the session said another text under a name, the append raises SchemaMismatchError, and
+        nothing of it is admitted. Producers that do not say a name are not compared. At most 16
+        names, and 512 printable characters for a name or text.
+        """
+        self._context.origin = dict(origin)
+
     def append(
         self,
         fragment: Fragment,

@@ -236,7 +236,7 @@ class EpisodeIndex:
             version_min=data.model_version_min,
             version_max=data.model_version_max,
             step_count=data.step_count,
-            staleness=reference.staleness,
+            staleness=reference.staleness_when_granted,
             appended_at=now,
             uses_then=reference.use_count,
             discontinuity=data.discontinuity,

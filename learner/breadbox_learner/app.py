@@ -52,6 +52,7 @@ from breadbox_policies import (
     PolicyModule,
     WeightsMismatchError,
     check_greedy,
+    compute_repeatably,
     make_policy,
     set_policy_weights,
 )
@@ -137,6 +138,8 @@ def run(
 ) -> Outcome:
     """Train to an end; call `stopped` each second. Once `asked_to_end`, outages end the run."""
     membership = membership_from_environment()
+    if settings.deterministic:
+        compute_repeatably()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     policy = build_policy(settings)
@@ -260,7 +263,8 @@ class _Run:
 
     def _workers(self) -> Sequence[WorkerSteps]:
         """Return where the steps of workers went; only rank 0 writes records, and asks."""
-        if self.folder is None:
+        # Reports come by the clock, so that repeatable records go without them.
+        if self.folder is None or self.settings.deterministic:
             return ()
         return self.client.get_buffer(with_workers=True).workers
 
@@ -317,6 +321,7 @@ class _Run:
             session_id=publisher.session_id,
             fitting=Fitting(expected_rows(spaces, self.policy.initial_state(1)), spaces),
             while_waiting=lambda: publisher.keep(self.policy),
+            is_repeatable=settings.deterministic,
         )
 
     def _restored(self) -> tuple[TrainerState, SessionState]:

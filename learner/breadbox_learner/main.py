@@ -21,6 +21,16 @@ def check(settings: LearnSettings) -> None:
             f"must divide by the number of ranks, got {settings.fragments_per_batch} "
             f"for {membership.world_size}",
         )
+    if settings.deterministic:
+        if membership.world_size > 1:
+            raise InvalidRequestError("deterministic", "needs a single process, not several ranks")
+        settings.check_fixed(
+            "deterministic",
+            prefetch_batches=(0, "a batch that is fetched ahead is of an older version"),
+            publish_every=(1, "the worker waits for a version after each batch"),
+            value_warmup_updates=(0, "the worker waits for a version after each batch"),
+            resume=(False, "no checkpoint has the environments: start anew, or go on without it"),
+        )
     if settings.wandb_project and not wandb_installed():
         raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")
 

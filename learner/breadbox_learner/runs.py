@@ -37,6 +37,8 @@ class RunFolder:
         """One JSON object per update."""
         self.checkpoint = path / "checkpoint.safetensors"
         """The last checkpoint, complete or absent."""
+        self.settings = path / "settings.yaml"
+        """The settings, seed and all, of the process that wrote last."""
         self.session = path / "session"
         """Id of the session, with which a run that is resumed before its first checkpoint goes on:
         a new one would have to take it over from the workers."""
@@ -45,9 +47,9 @@ class RunFolder:
     def open(cls, settings: LearnSettings) -> "RunFolder":
         """Create or find the folder; with `overwrite`, delete the run in it."""
         cls.check(settings)
-        if settings.run_dir is None:
-            return cls(_new_folder(Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")))
-        folder = cls(settings.run_dir)
+        folder = cls(
+            settings.run_dir or _new_folder(Path("runs") / time.strftime("%Y-%m-%d-%H%M%S"))
+        )
         with _named(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             if not os.access(folder.path, os.W_OK):
@@ -56,6 +58,7 @@ class RunFolder:
                 files = (folder.checkpoint, folder.progress, folder.session)
                 for path in (*files, *folder.path.glob(EVENT_FILES)):
                     path.unlink(missing_ok=True)
+            folder.settings.write_text(settings.as_yaml())
         return folder
 
     @classmethod

@@ -19,6 +19,11 @@ class PpoConfig(Settings):
     """gamma: weight of a reward one step later."""
     gae_lambda: float = setting(0.95, ge=0, le=1)
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running deviation of the discounted return. Fragments keep their own;
+    values are in units of what is trained on."""
+    reward_clip: float = setting(10.0, gt=0)
+    """Bound of a reward's size after normalize_rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"
     """"gae"; or "vtrace", which also corrects targets and advantages for the policy that acted.
     docs/studies/lag.md compares both on old data."""
@@ -92,6 +97,9 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     max_staleness_at_use: int | None = setting(None, ge=0)
     """Versions that a fragment may be behind at its update; staler ones are left out, and no more
     batches are fetched ahead than this allows. Default: any number."""
+    deterministic: bool = False
+    """Train in turns with one worker that has this setting and as many fragments_per_batch, so that
+    the same seeds repeat the run; any other batch ends it (docs/learner-cookbook.md)."""
     publish_every: int = setting(1, ge=1)
     """Updates between published versions."""
     updates_max: int = setting(0, ge=0)

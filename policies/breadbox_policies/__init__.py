@@ -1,6 +1,7 @@
 """Torch policies, the same networks for workers and learners; importing this imports torch."""
 
 from breadbox_policies.networks import make_policy, policy_names
+from breadbox_policies.normalizing import RunningMoments
 from breadbox_policies.protocol import (
     ActResult,
     Evaluation,
@@ -12,15 +13,19 @@ from breadbox_policies.protocol import (
     policy_weights,
     set_policy_weights,
 )
+from breadbox_policies.repeatable import NotRepeatableError, compute_repeatably
 
 __all__ = [
     "ActResult",
     "Evaluation",
+    "NotRepeatableError",
     "Policy",
     "PolicyModule",
+    "RunningMoments",
     "State",
     "WeightsMismatchError",
     "check_greedy",
+    "compute_repeatably",
     "make_policy",
     "policy_names",
     "policy_weights",

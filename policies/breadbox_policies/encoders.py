@@ -1,7 +1,7 @@
 """Turn observations into features: vectors through an MLP, images through convolutions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import gymnasium
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.trees import child_path, in_order
+from breadbox_policies.normalizing import ObservationNormalizer
 from breadbox_policies.protocol import Tree
 
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
@@ -37,23 +38,38 @@ def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: 
 
 
 class VectorFlattener(nn.Module):
-    """Concatenate an observation's leaves, [..., n]; discrete parts are one-hot."""
+    """Concatenate an observation's leaves, [..., n]; discrete parts are one-hot.
 
-    def __init__(self, space: "gymnasium.Space[object]") -> None:
+    With a clip range the numbers are normalized by their running mean and deviation.
+    """
+
+    def __init__(self, space: "gymnasium.Space[object]", clip: float | None = None) -> None:
         super().__init__()
         self._space = space
-        self.output_count = _flat_size(space, "")
+        is_number = _are_numbers(space, "")
+        self.output_count = len(is_number)
+        self._normalizer = None if clip is None else ObservationNormalizer(is_number, clip)
+
+    def update_statistics(self, obs: Tree) -> None:
+        """Count observations [..., *space], if they are normalized."""
+        if self._normalizer is not None:
+            self._normalizer.add(self._flat(obs))
 
     def forward(self, obs: Tree) -> Tensor:
         """Return float32[..., output_count]."""
+        flat = self._flat(obs)
+        return flat if self._normalizer is None else self._normalizer(flat)
+
+    def _flat(self, obs: Tree) -> Tensor:
         parts: list[Tensor] = []
         _flatten(self._space, obs, parts)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
+def _are_numbers(space: "gymnasium.Space[object]", path: str) -> list[bool]:
+    """Return for each flat entry whether it is a number, and not one of some choices."""
     if isinstance(space, gymnasium.spaces.Discrete):
-        return int(space.n)
+        return [False] * int(space.n)
     if is_picture(space):
         where = f" at {path}" if path else ""
         how = "" if space.dtype == "uint8" else "as uint8, from 0 to 255, "
@@ -65,13 +81,17 @@ def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
     if isinstance(
         space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary | gymnasium.spaces.MultiDiscrete
     ):
-        return math.prod(space.shape)
+        is_number = not isinstance(space, gymnasium.spaces.MultiBinary)
+        return [is_number] * math.prod(space.shape)
+    parts: Iterable[tuple[str | int, gymnasium.Space[object]]]
     if isinstance(space, gymnasium.spaces.Dict):
-        return sum(_flat_size(part, child_path(path, key)) for key, part in space.items())
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return sum(_flat_size(part, child_path(path, i)) for i, part in enumerate(space.spaces))
-    where = f" at {path}" if path else ""
-    raise InvalidRequestError("observation_space", f"cannot be flattened: {space}{where}")
+        parts = in_order(space.spaces)
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        parts = enumerate(space.spaces)
+    else:
+        where = f" at {path}" if path else ""
+        raise InvalidRequestError("observation_space", f"cannot be flattened: {space}{where}")
+    return [each for key, part in parts for each in _are_numbers(part, child_path(path, key))]
 
 
 def _flatten(space: "gymnasium.Space[object]", obs: Tree, into: list[Tensor]) -> None:
@@ -166,7 +186,9 @@ class ImageEncoder(nn.Module):
 class ObservationEncoder(nn.Module):
     """Join images through convolutions, and all else through one linear layer."""
 
-    def __init__(self, space: "gymnasium.Space[object]", feature_count: int) -> None:
+    def __init__(
+        self, space: "gymnasium.Space[object]", feature_count: int, clip: float | None = None
+    ) -> None:
         super().__init__()
         images = image_parts(space)
         self._image_keys = list(images)
@@ -174,7 +196,7 @@ class ObservationEncoder(nn.Module):
             ImageEncoder(part, layout, feature_count) for part, layout in images.values()
         )
         rest = _without_images(space)
-        self._flattener = VectorFlattener(rest) if rest is not None else None
+        self._flattener = VectorFlattener(rest, clip) if rest is not None else None
         self._linear = (
             nn.Sequential(
                 initialise(nn.Linear(self._flattener.output_count, feature_count)), nn.Tanh()

@@ -59,18 +59,31 @@ class _HeadPolicy(PolicyModule):
         judged = self.head.judge(inputs, action)
         return Evaluation(judged.log_prob, judged.entropy, value, state)
 
+    def update_statistics(self, batch: Any) -> None:
+        """See `Policy.update_statistics`."""
+        for module in self.modules():
+            if isinstance(module, VectorFlattener):
+                module.update_statistics(batch.obs)
+
 
 class MlpPolicy(_HeadPolicy):
-    """Two tanh networks without memory, for action and value; sharing features does more harm."""
+    """Two tanh networks without memory, for action and value; sharing features does more harm.
+
+    With `normalize_observations` the numbers of observations get mean 0 and deviation 1, by
+    statistics of the learner's batches, and are clipped at `observation_clip`.
+    """
 
     def __init__(
         self,
         observation_space: "gymnasium.Space[object]",
         action_space: "gymnasium.Space[object]",
         hidden_sizes: Sequence[int] = (64, 64),
+        normalize_observations: bool = False,
+        observation_clip: float = 10.0,
     ) -> None:
         super().__init__()
-        self._flattener = VectorFlattener(observation_space)
+        clip = observation_clip if normalize_observations else None
+        self._flattener = VectorFlattener(observation_space, clip)
         self.head = make_action_head(action_space)
         input_count = self._flattener.output_count
         # A small gain starts the policy near uniform; the value starts near zero.
@@ -83,7 +96,10 @@ class MlpPolicy(_HeadPolicy):
 
 
 class LstmPolicy(_HeadPolicy):
-    """Convolutions and linear layers, then one LSTM; state (hidden, cell), [B, memory_count]."""
+    """Convolutions and linear layers, then one LSTM; state (hidden, cell), [B, memory_count].
+
+    `normalize_observations` is as in `MlpPolicy`, for all but images.
+    """
 
     def __init__(
         self,
@@ -91,9 +107,12 @@ class LstmPolicy(_HeadPolicy):
         action_space: "gymnasium.Space[object]",
         feature_count: int = 128,
         memory_count: int = 128,
+        normalize_observations: bool = False,
+        observation_clip: float = 10.0,
     ) -> None:
         super().__init__()
-        self.encoder = ObservationEncoder(observation_space, feature_count)
+        clip = observation_clip if normalize_observations else None
+        self.encoder = ObservationEncoder(observation_space, feature_count, clip)
         self.head = make_action_head(action_space)
         self.memory_count = memory_count
         self.cell = nn.LSTMCell(self.encoder.output_count, memory_count)
@@ -163,6 +182,7 @@ class ConvLstmPolicy(LstmPolicy):
         action_space: "gymnasium.Space[object]",
         feature_count: int = 256,
         memory_count: int = 256,
+        **options: Any,
     ) -> None:
         if not image_parts(observation_space):
             raise InvalidRequestError(
@@ -170,7 +190,7 @@ class ConvLstmPolicy(LstmPolicy):
                 f"holds no uint8 image, got {observation_space}; an image of floats has to come "
                 "as uint8, from 0 to 255, and what is none goes to the policy 'lstm' or 'mlp'",
             )
-        super().__init__(observation_space, action_space, feature_count, memory_count)
+        super().__init__(observation_space, action_space, feature_count, memory_count, **options)
 
 
 class UniformPolicy(_HeadPolicy):

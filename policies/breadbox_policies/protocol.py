@@ -101,6 +101,23 @@ class Policy(Protocol):
             first: bool[B, T].
         """
 
+    def train(self, mode: bool = True) -> Any:
+        """Prepare for gradient steps; the learner calls it before them."""
+
+    def eval(self) -> Any:
+        """Prepare for acting, and for values and log-probabilities without a gradient."""
+
+    def update_statistics(self, batch: Any) -> None:
+        """Count a batch in statistics that are buffers, such as means of observations.
+
+        The learner calls it once for each batch, after training on it and before publishing, so
+        that acting and training see the same statistics. Buffers are published with the weights,
+        and are in checkpoints. Of several ranks the first counts its share for all.
+
+        Args:
+            batch: Fields `obs`, `action`, `reward`, `first` and so on, leaves [B, T, ...].
+        """
+
     def merge_state(self, states: Sequence[State]) -> State:
         """Join states of single environments (leaves without a batch axis) into one batch."""
 

@@ -17,7 +17,7 @@ from breadbox.model.errors import PERMANENT, InvalidRequestError, ReplayBufferEr
 from breadbox.model.types import FragmentMetadata, PayloadReference
 from breadbox.payload.codecs import parse_codec
 from breadbox.transport import heartbeat
-from breadbox_policies import PolicyModule
+from breadbox_policies import PolicyModule, compute_repeatably
 from breadbox_rollout.acting.agents import (
     AgentsEntry,
     agents_entries,
@@ -52,6 +52,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 def run(settings: RolloutSettings) -> None:
     """Run a worker until a signal, or only check for a dry run; raise permanent errors."""
+    settings.check_deterministic()
     spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
     if settings.record_dir is not None and settings.record_media != "none":
@@ -77,6 +78,8 @@ def run(settings: RolloutSettings) -> None:
     for buffer in {entry.buffer: None for entry in entries}:
         check_service(settings, buffer)
     torch.set_num_threads(settings.torch_threads)
+    if settings.deterministic:
+        compute_repeatably()
     run_worker(clients, entries, settings, spec, device)
 
 
@@ -178,6 +181,7 @@ class _Chain:
                 task=settings.task,
                 discount=settings.discount,
                 strict_weights=settings.weights == "strict",
+                policy_options=entry.policy_options if settings.declare_origin else None,
             ),
         )
 
@@ -220,6 +224,7 @@ def run_worker(
             batch_wait_s_max=settings.batch_wait_s,
             log_interval_s=settings.log_interval_s,
             steps_max=settings.steps_max,
+            rounds_per_version=settings.rounds_per_version,
         ),
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),

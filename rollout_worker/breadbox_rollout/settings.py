@@ -94,6 +94,9 @@ class RolloutSettings(PlaySettings, Connection):
     """Longest time that a ready environment waits for others to join its batch."""
     weights: Literal["strict", "matching"] = "strict"
     """strict: published weights must fit exactly. matching: those with matching names are used."""
+    declare_origin: bool = True
+    """Declare spaces, wrappers and policy options, so that the server refuses other ones in the
+    session. --no-declare-origin is for a worker that differs on purpose."""
     agents: JsonObject = setting(default_factory=dict)
     """Policies of an environment's agents, by pattern of their names:
     {"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. Default: all share one."""
@@ -105,6 +108,11 @@ class RolloutSettings(PlaySettings, Connection):
     """Discount of the reported returns."""
     worker_name: str = setting(default_factory=default_worker_name)
     """Beginning of worker ids; unique per start. Default: host and a random number."""
+    deterministic: bool = False
+    """Make one batch with each version, then wait for the next: no lag, and the same seed repeats
+    the run (docs/learner-cookbook.md). The learner's only worker, started with it."""
+    fragments_per_batch: int = setting(64, ge=1)
+    """Fragments of the learner's batch; used with deterministic."""
     queue_fragments: int | None = setting(None, ge=1)
     """Fragments that may wait to be sent; beyond, environments wait. With more of them, fragments
     are staler. Default: two for each environment."""
@@ -143,7 +151,31 @@ class RolloutSettings(PlaySettings, Connection):
     @property
     def worker_seed(self) -> int:
         """Seed of this worker's environments and actions."""
-        return mixed_seed(self.seed, self.worker_name)
+        return mixed_seed(self.seed, "" if self.deterministic else self.worker_name)
+
+    @property
+    def rounds_per_version(self) -> int | None:
+        """Rounds in which environments of one agent make a batch, or None if not deterministic."""
+        each = self.fragments_per_batch // self.num_envs
+        return each * self.fragment_steps if self.deterministic else None
+
+    def check_deterministic(self) -> None:
+        """Refuse settings that a repeatable worker cannot have."""
+        if not self.deterministic:
+            return
+        self.check_fixed(
+            "deterministic",
+            agents=({}, "each policy would wait for its own learner; let all agents share one"),
+            batch_envs=(None, "all environments act in each round"),
+            rebuild_interval_s=(0.0, "it goes by the clock"),
+            memory_limit=(0, "it replaces environments in the middle of episodes"),
+        )
+        if self.fragments_per_batch % self.num_envs:
+            raise InvalidRequestError(
+                "fragments_per_batch",
+                f"must be a multiple of num_envs ({self.num_envs}) with deterministic, "
+                f"got {self.fragments_per_batch}",
+            )
 
 
 class GenerateSettings(PlaySettings, Connection):

@@ -20,12 +20,14 @@ from breadbox.model.fragment import Fragment
 from breadbox.shared.step_ends import REPORT_S, REPORTED_ENDS, ends_of
 from breadbox.shared.throttle import Throttle
 from breadbox.transport.heartbeat import Heartbeat
+from breadbox_policies import NotRepeatableError
 from breadbox_rollout.acting.batching import BatchSize, ReadyQueue
 from breadbox_rollout.acting.player import Participant
 from breadbox_rollout.environments.failures import FailureKind
 from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.processes.pool import EnvProcesses, GroupFailed, GroupReady
 from breadbox_rollout.recording.recording import Recordings
+from breadbox_rollout.sending.models import NO_MODEL, Model
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ class WorkerOptions:
     """Seconds between reports of where the steps went."""
     steps_max: int | None = None
     """Steps after which the worker ends by itself, or None for never."""
+    rounds_per_version: int | None = None
+    """Rounds of all environments with a version, by one agent each, before the next one is waited
+    for; None to act at any time."""
 
 
 @dataclass(slots=True)
@@ -87,14 +92,19 @@ class RolloutWorker:
         self._heartbeat = heartbeat or Heartbeat(None)
         self._logged_steps = 0
         self._is_running = True
-        env_count = sum(len(env_indices) for env_indices in pool.groups)
-        self._batch_size = None if options.batch_env_count else BatchSize(env_count)
+        self._env_count = env_count = sum(len(env_indices) for env_indices in pool.groups)
+        fixed_count = options.batch_env_count or options.rounds_per_version
+        self._batch_size = None if fixed_count else BatchSize(env_count)
         self._ready = ReadyQueue(options.batch_env_count or env_count, options.batch_wait_s_max)
         self._stop = threading.Event()
         self._waits_for = ""
         """The reason of the present wait that was logged, or empty."""
         self._say_at = 0.0
         self._throttle = Throttle(clock)
+        self._acted_with: Model = NO_MODEL
+        """The model of the batch in progress, with `rounds_per_version`."""
+        self._rounds_left: int | None = None
+        """Rounds until that batch is made, or None once it is sent."""
         self.stats = WorkerStats()
 
     def stop(self) -> None:
@@ -151,8 +161,8 @@ class RolloutWorker:
                     player.take_model()
             self._read_pool()
             if not self._in_session:
-                self._wait_for_session()
-            elif self._patience_s() == 0.0:
+                self._wait_for_learner()
+            elif self._patience_s() == 0.0 and self._has_round():
                 self._waits_for = ""
                 self._turn()
             if self._clock() - reported_at >= self._options.report_interval_s:
@@ -175,13 +185,46 @@ class RolloutWorker:
     def _are_seated(self) -> bool:
         return all(player.part for player in self._players)
 
-    def _wait_for_session(self) -> None:
+    def _has_round(self) -> bool:
+        """Return True if environments may act; once a version's batch is sent, wait for the next.
+
+        Raises NotRepeatableError if the model changes before its batch is sent.
+        """
+        if self._options.rounds_per_version is None:
+            return True
+        (player,) = self._players
+        if self._rounds_left == 0:
+            self._rounds_left = None
+            for group in range(len(self._pool.groups)):
+                for fragment in player.finish(group, self._pool.arrays(group)):
+                    self._put(player, fragment)
+            self._say_at = self._clock() + _SAY_WAITING_S
+        before, model = self._acted_with, player.model
+        if self._rounds_left is None and (model is before or not model.model_version):
+            self._wait_for_learner()
+            return False
+        if model is not before:
+            if self._rounds_left or before.session_id not in ("", model.session_id):
+                raise NotRepeatableError(
+                    f"version {model.model_version} of session {model.session_id!r} came while the "
+                    f"batch of version {before.model_version} was made: a run is repeatable with "
+                    "one learner, of the same --fragments-per-batch, and a worker started with it"
+                )
+            self._acted_with = model
+            assert player.part is not None
+            self._rounds_left = self._options.rounds_per_version // len(player.part.labels)
+        return True
+
+    def _wait_for_learner(self) -> None:
         waiting = [player for player in self._players if player.waits_for]
         if self._clock() >= self._say_at:
             troubles = [each.watcher.trouble for each in self._players if each.watcher.trouble]
             reasons = [f"the server: {trouble}" for trouble in troubles]
             reasons += [player.waits_for for player in waiting]
             reasons += [] if self._are_seated else ["the first environment to start"]
+            if self._in_session:
+                version = self._players[0].model.model_version
+                reasons.append(f"a learner to train on the batch of version {version}")
             reason = next(iter(reasons), "")
             if reason and reason != self._waits_for:
                 logger.info("waiting for %s", reason)
@@ -230,6 +273,11 @@ class RolloutWorker:
         if event.notes is not None:
             self._read_notes(event.group, event.notes)
         self._count_failure(event.kind.value, event.detail, event.trace)
+        if self._options.rounds_per_version is not None:
+            raise NotRepeatableError(
+                f"an environment process failed ({event.kind.value}: {event.detail}), and the next "
+                "one begins other episodes: start worker and learner anew"
+            )
         self._ready.remove(event.group)
         if self._recordings is not None:
             for env_index in self._pool.groups[event.group]:
@@ -251,10 +299,14 @@ class RolloutWorker:
             logger.warning("the first %s, as the environment raised it:", kind, extra=shown)
 
     def _patience_s(self) -> float | None:
+        if self._options.rounds_per_version and self._ready.env_count < self._env_count:
+            return None
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock())
 
     def _turn(self) -> None:
-        groups = self._take_batch()
+        groups = sorted(self._take_batch())
+        if self._rounds_left is not None:
+            self._rounds_left -= 1
         cuts = [
             player.act(groups, [self._pool.arrays(group, part) for group in groups])
             for part, player in enumerate(self._players)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeVar
 
-from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, SCHEMAS_TOLD_MAX
+from breadbox.wire.schemas import (
+    ORIGIN_TEXT_LENGTH_MAX,
+    ORIGINS_MAX,
+    SCHEMA_ARRAYS_MAX,
+    SCHEMA_BYTES_MAX,
+    SCHEMAS_TOLD_MAX,
+)
 from breadbox_server.core.model.config import (
     BUFFER_NAME_LENGTH_MAX,
     NAME_SIZE_BYTES_MAX,
@@ -301,8 +307,9 @@ limit(
     "schemas that come with an append",
     SCHEMAS_TOLD_MAX,
     MESSAGE,
-    f"ARGUMENT_INVALID, as for one of over {SCHEMA_BYTES_MAX} bytes or {SCHEMA_ARRAYS_MAX} "
-    "arrays; of fragments with a larger one clients say none",
+    f"ARGUMENT_INVALID, as for one of over {SCHEMA_BYTES_MAX} bytes, {SCHEMA_ARRAYS_MAX} arrays or "
+    f"{ORIGINS_MAX} origins of {ORIGIN_TEXT_LENGTH_MAX} characters; of fragments with a larger one "
+    "clients say none",
 )
 limit(
     "name of a buffer",

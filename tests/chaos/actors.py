@@ -156,7 +156,7 @@ def note_grant(ledger: Ledger, lease: breadbox.types.Lease, grant_of: str) -> No
         fragments=[
             [
                 reference.chunk_id,
-                reference.staleness,
+                reference.staleness_when_granted,
                 reference.use_count,
                 reference.metadata.worker_id,
                 reference.metadata.fragment_index,

@@ -9,7 +9,14 @@ from breadbox_server.core.model.config import SchemaPolicy
 from breadbox_server.core.model.errors import SchemaMismatchError
 from breadbox_server.core.model.ids import SessionId
 from breadbox_server.core.model.inputs import AdmissionOutcome, DeclareSchema
-from breadbox_server.core.model.schemas import SCHEMAS_MAX, UNSAID, Schema, SchemaArray
+from breadbox_server.core.model.schemas import (
+    ORIGINS_MAX,
+    SCHEMAS_MAX,
+    UNSAID,
+    Schema,
+    SchemaArray,
+    SchemaOrigin,
+)
 from core.test_entries import replayed
 from core.world import World
 
@@ -103,6 +110,63 @@ def test_no_schema_is_a_schema_of_its_own(world: World) -> None:
         other.append(index=0)
 
 
+PLAIN = (*IMAGES, SchemaOrigin("policy", "A"), SchemaOrigin("wrappers", "none"))
+WRAPPED = (*IMAGES, SchemaOrigin("policy", "A"), SchemaOrigin("wrappers", "Normalize()"))
+
+
+@pytest.mark.parametrize("policy", [SchemaPolicy.ONE, SchemaPolicy.RAGGED])
+def test_another_origin_of_the_same_arrays_is_refused_before_it_is_admitted(
+    policy: SchemaPolicy,
+) -> None:
+    world = World(schema=policy)
+    tell(world, 7, PLAIN)
+    with pytest.raises(SchemaMismatchError, match=r"^wrappers: none wanted, Normalize\(\) got;"):
+        tell(world, 7, WRAPPED)
+    with pytest.raises(SchemaMismatchError, match=r"^policy: .*\(and 1 more differ\)"):
+        tell(world, 7, (*IMAGES, SchemaOrigin("policy", "B"), WRAPPED[-1]))
+    tell(world, 7, PLAIN)
+    assert (PLAIN,) == world.seen().schemas
+    world.start("s1")
+    tell(world, 7, WRAPPED, "s1")
+    assert (WRAPPED,) == world.seen().schemas
+
+
+def test_an_origin_is_compared_only_where_both_say_it_and_the_first_to_say_it_counts(
+    world: World,
+) -> None:
+    tell(world, 7, IMAGES)
+    assert ADMITTED == world.append("silent", schema_hash=7)
+    tell(world, 7, (*IMAGES, SchemaOrigin("policy", "A")))
+    tell(world, 7, PLAIN)
+    tell(world, 7, IMAGES)
+    assert (PLAIN,) == world.seen().schemas
+    with pytest.raises(SchemaMismatchError, match=r"wrappers"):
+        tell(world, 7, WRAPPED)
+    assert ADMITTED == world.append("silent", 1, schema_hash=7)
+
+
+def test_an_origin_of_an_arrays_name_hides_no_array(world: World) -> None:
+    tell(world, 7, IMAGES)
+    tell(world, 8, (*IMAGES, SchemaOrigin("reward", "scaled")))
+    assert ADMITTED == world.append(schema_hash=8)
+    with pytest.raises(SchemaMismatchError, match=r"^reward: float32\[\] wanted, nothing got"):
+        tell(world, 9, (*IMAGES[:2], SchemaOrigin("reward", "scaled")))
+
+
+def test_a_buffer_of_any_schema_compares_no_origins() -> None:
+    world = World(schema=SchemaPolicy.ANY)
+    tell(world, 7, PLAIN)
+    tell(world, 7, WRAPPED)
+    assert (PLAIN,) == world.seen().schemas
+
+
+def test_origins_beyond_the_limit_are_not_remembered(world: World) -> None:
+    for number in range(2 * ORIGINS_MAX):
+        tell(world, 7, (*IMAGES, SchemaOrigin(f"n{number}", "a")))
+    (schema,) = world.seen().schemas
+    assert len(IMAGES) + ORIGINS_MAX == len(schema)
+
+
 def test_a_new_session_may_have_another_schema(world: World) -> None:
     tell(world, 7, IMAGES)
     world.append(schema_hash=7)
@@ -162,10 +226,12 @@ def test_schemas_survive_a_restart(policy: SchemaPolicy) -> None:
     tell(world, 7, IMAGES)
     for index in range(3):
         world.append(index=index, schema_hash=7)
+    told = IMAGES if policy is SchemaPolicy.ANY else PLAIN
+    tell(world, 7, PLAIN)
     restored = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
-    assert (IMAGES,) == restored.describe(DEFAULT_BUFFER, now=world.now).schemas
+    assert (told,) == restored.describe(DEFAULT_BUFFER, now=world.now).schemas
     twin = replayed(world)
-    assert (IMAGES,) == twin.describe(DEFAULT_BUFFER, now=world.now).schemas
+    assert (told,) == twin.describe(DEFAULT_BUFFER, now=world.now).schemas
     assert world.buffers.snapshot() == twin.snapshot()
 
 

@@ -49,7 +49,7 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
     UpdatePriorities,
 )
-from breadbox_server.core.model.schemas import SchemaArray
+from breadbox_server.core.model.schemas import SchemaArray, SchemaOrigin
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.core.state.chunks import ChunkState
 
@@ -66,7 +66,11 @@ LIMITS = BufferConfig(
         ratio=1.5, error_chunks=1000.0, minimum_chunk_count=2, lead_chunks=2.5
     ),
 )
-SCHEMA = (SchemaArray("obs.image", "|u1", (84, 84, 3)), SchemaArray("reward", "<f4", ()))
+SCHEMA = (
+    SchemaArray("obs.image", "|u1", (84, 84, 3)),
+    SchemaArray("reward", "<f4", ()),
+    SchemaOrigin("environment wrappers", "none"),
+)
 SCHEMA_HASH = 2**64 - 7
 CHUNKS = BufferName("chunks")
 GONE = BufferName("gone")

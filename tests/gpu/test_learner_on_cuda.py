@@ -70,7 +70,7 @@ def test_batches_copied_beside_a_computation_hold_the_right_numbers(
                 step_count=fragment.step_count,
             ),
             chunk_id=0,
-            staleness=0,
+            staleness_when_granted=0,
             use_count=1,
         )
         for fragment, payload in zip(fragments, payloads, strict=True)

@@ -61,7 +61,7 @@ def referred(store: PayloadStore, payload: bytes) -> FragmentReference:
         step_count=4,
         discontinuity=False,
     )
-    return FragmentReference(metadata, chunk_id=0, staleness=0, use_count=1)
+    return FragmentReference(metadata, chunk_id=0, staleness_when_granted=0, use_count=1)
 
 
 @pytest.mark.parametrize("bomb", BOMBS)

@@ -63,6 +63,39 @@ def test_the_schema_of_a_session_is_shown_and_outlives_the_server(server: Server
         assert ADMITTED == client.append(image_fragment(0, session_id="next")).outcome
 
 
+def test_producers_of_another_origin_are_refused_in_its_session_also_after_a_restart(
+    server: ServerProcess,
+) -> None:
+    with (
+        breadbox.connect(server.address) as silent,
+        breadbox.connect(server.address) as one,
+        breadbox.connect(server.address) as other,
+    ):
+        one.declare_origin({"wrappers": "none", "policy": "A"})
+        other.declare_origin({"wrappers": "Normalize()"})
+        silent.start_session("s")
+        assert ADMITTED == silent.append(vector_fragment(0, worker_id="silent")).outcome
+        assert ADMITTED == one.append(vector_fragment(0, worker_id="one")).outcome
+        for _ in range(2):
+            with pytest.raises(SchemaMismatchError) as refused:
+                other.append(vector_fragment(0, worker_id="other"))
+            wanted = ("wrappers", "none", "Normalize()")
+            assert wanted == (refused.value.path, refused.value.wanted, refused.value.got)
+            server.kill()
+            server.start()
+        assert ADMITTED == one.append(vector_fragment(1, worker_id="one")).outcome
+        assert ADMITTED == silent.append(vector_fragment(1, worker_id="silent")).outcome
+        silent.start_session("next")
+        fragments = [vector_fragment(0, worker_id=name, session_id="next") for name in "ab"]
+        assert ADMITTED == other.append(fragments[0]).outcome
+        with pytest.raises(SchemaMismatchError, match="wrappers"):
+            one.append(fragments[1])
+        other.declare_origin({"wrappers": "x" * 513})
+        silent.start_session("third")
+        with pytest.raises(breadbox.errors.InvalidRequestError, match="16 origins, of 512"):
+            other.append(vector_fragment(0, session_id="third"))
+
+
 def test_a_buffer_may_take_any_schema(server: ServerProcess) -> None:
     config = BufferConfig(schema=SchemaPolicy.ANY)
     with breadbox.connect(server.address, buffer="mixed") as client:

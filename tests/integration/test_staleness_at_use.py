@@ -1,5 +1,6 @@
 """What was fresh when granted, and what it is once the learner has published again."""
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +54,9 @@ async def trained(
 
     async def train(batch: breadbox.types.Batch) -> None:
         version, reference = next(versions), batch.references[0]
-        index, age = reference.metadata.fragment_index, reference.staleness
+        index, age = reference.metadata.fragment_index, reference.staleness_when_granted
+        now = version if publishing else 0
+        assert [reference.staleness] == batch.staleness().tolist() == [now]
         found.append((index, age, batch.staleness(version).tolist()))
         if publishing:
             await caller.call("publish_model", "s", version + 1)
@@ -77,6 +80,47 @@ async def test_the_staleness_of_a_batch_is_that_of_the_version_that_trains_on_it
     found = await trained(caller, lease)
     assert [0] * COUNT == [age for _, age, _ in found]
     assert [[version] for version in range(COUNT)] == [at_use for *_, at_use in found]
+
+
+async def test_a_reference_says_its_staleness_now_and_keeps_that_of_its_grant(
+    caller: Caller,
+) -> None:
+    """However its client came to know of a version, and of its own session alone."""
+    lease = await caller.call("fetch", COUNT, 5.0)
+    reference = lease.references[0]
+    seen = [reference.staleness]
+    await caller.call("publish_model", "s", 1)
+    seen.append(reference.staleness)
+    async with make_caller("blocking", caller.client.address, buffer=caller.client.buffer) as other:
+        for version, hear in enumerate(
+            [
+                lambda: caller.call("watch_model"),
+                lambda: caller.call("get_buffer"),
+                lambda: caller.call("append", vector_fragment(0, worker_id="later")),
+                lambda: caller.call("read_fragments"),
+                lambda: caller.call("start_session", "s"),
+            ],
+            start=2,
+        ):
+            await other.call("publish_model", "s", version)
+            assert version - 1 == reference.staleness  # It has not heard of it yet.
+            await hear()
+            seen.append(reference.staleness)
+        await other.call("start_session", "t", take_over=True)
+        await other.call("publish_model", "t", 50)
+        await caller.call("get_buffer")
+    assert list(range(7)) == seen
+    assert (6, 0) == (reference.staleness, reference.staleness_when_granted)
+    assert 6 == copy.deepcopy(reference).staleness  # As another process gets it.
+    released = lease.release()
+    assert released is None or await released is None
+
+
+async def test_a_reference_read_by_a_cursor_says_its_staleness_now(caller: Caller) -> None:
+    await caller.call("publish_model", "s", 1)
+    (reference, *_) = (await caller.call("read_fragments")).fragments
+    await caller.call("publish_model", "s", 2)
+    assert (2, 1) == (reference.staleness, reference.staleness_when_granted)
 
 
 async def test_a_lease_says_its_staleness_now_even_when_it_has_ended(caller: Caller) -> None:

@@ -372,6 +372,28 @@ def test_torchrun_starts_ranks_that_get_every_fragment_once(
         check_shares(read_reports(out), world_size=2, fragments=32)
 
 
+def test_torchrun_ranks_train_on_nothing_staler_than_the_limit_at_use(
+    server: ServerProcess, torchrun: Torchrun, tmp_path: Path
+) -> None:
+    """Rank 1 was a version behind, since rank 0 alone counted the one that it starts with."""
+    with breadbox.connect(server.address) as client, feeding(server.address, steps_per_fragment=16):
+        torchrun.start(
+            *("--nproc-per-node", "2", "-m", "breadbox.cli.main"),
+            *learn_arguments(server.address, tmp_path),
+            *("--updates-max", "8", "--prefetch-batches", "4", "--max-staleness-at-use", "1"),
+        )
+        code, _, err = torchrun.finish()
+        assert 0 == code, err
+        eventually_sync(lambda: 0 == client.get_buffer().state.lease_count, within_s=30)
+    assert "max_staleness_at_use: 1 batches are fetched ahead, not 4" in err
+    records = read_records(tmp_path / "progress.jsonl")
+    assert list(range(1, 9)) == [each["update"] for each in records]
+    assert [16 * n for n in range(1, 9)] == [each["fragments"] for each in records]
+    assert {0, 1} >= {each["staleness_max"] for each in records}
+    # Each fragment is at least as stale at its use as it was at its grant, on both ranks.
+    assert all(each["staleness_at_grant_mean"] <= each["staleness_mean"] for each in records)
+
+
 @pytest.mark.long
 def test_torchrun_trains_and_restarts_the_ranks_when_one_is_killed(
     server: ServerProcess, torchrun: Torchrun, tmp_path: Path

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from breadbox.cli.main import cli
@@ -44,14 +45,17 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path, kept: str) -> None
 def test_overwriting_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
     put_run(tmp_path)
     open_folder(tmp_path, overwrite=True)
-    assert ["notes.txt"] == [path.name for path in tmp_path.iterdir()]
+    assert ["notes.txt", "settings.yaml"] == sorted(path.name for path in tmp_path.iterdir())
 
 
 def test_resuming_keeps_the_run(tmp_path: Path) -> None:
     put_run(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     folder = open_folder(tmp_path, resume=True)
     assert b"weights" == folder.read_checkpoint()
-    assert 5 == len(list(tmp_path.iterdir())) + 1
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    said = yaml.safe_load(after.pop("settings.yaml"))
+    assert (before, True, 0) == (after, said["resume"], said["seed"])
 
 
 def test_resuming_and_overwriting_contradict_each_other(tmp_path: Path) -> None:

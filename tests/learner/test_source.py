@@ -59,7 +59,7 @@ class FakeLease:
                 step_count=2,
             ),
             chunk_id=number,
-            staleness=1,
+            staleness_when_granted=1,
             use_count=1,
         )
         self.references: tuple[FragmentReference, ...] = (reference,)

@@ -170,4 +170,4 @@ def _reference(chunk_id: int, fragment: Fragment) -> FragmentReference:
         payload=PayloadReference(f"{chunk_id:032x}", 1),
         step_count=fragment.step_count,
     )
-    return FragmentReference(metadata, chunk_id=chunk_id, staleness=0, use_count=0)
+    return FragmentReference(metadata, chunk_id=chunk_id, staleness_when_granted=0, use_count=0)

@@ -1,6 +1,7 @@
 """Policies: what acting says of an action, evaluating it later says again."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 from breadbox.model.errors import InvalidRequestError
+from breadbox.model.trees import map_tree
 from breadbox_policies import (
     PolicyModule,
     WeightsMismatchError,
@@ -18,6 +20,7 @@ from breadbox_policies import (
     set_policy_weights,
 )
 from breadbox_policies.actions import make_action_head
+from breadbox_policies.encoders import VectorFlattener
 
 IMAGE = spaces.Box(0, 255, (36, 40, 3), np.uint8)
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -438,3 +441,54 @@ def test_weights_mean_the_same_for_spaces_in_any_order_of_keys(name: str) -> Non
     assert {key: each.tolist() for key, each in acted.action.items()} == {
         key: each.tolist() for key, each in again.action.items()
     }
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm", "conv_lstm"])
+def test_only_numbers_of_an_observation_are_normalized(name: str) -> None:
+    """Choices stay one-hot, images are scaled as ever."""
+    space = spaces.Dict({"mode": spaces.Discrete(3), "vector": VECTOR})
+    if name != "mlp":
+        space["image"] = IMAGE
+    torch.manual_seed(0)
+    policy = make_policy(name, space, ACTIONS[0], normalize_observations=True)
+    batch = SimpleNamespace(
+        obs={key: stack_steps([part] * 4) for key, part in draw(space, 8).items()}
+    )
+    policy.update_statistics(batch)
+    (flattener,) = (each for each in policy.modules() if isinstance(each, VectorFlattener))
+    with torch.no_grad():
+        flat = flattener(batch.obs).reshape(-1, 8)
+    choices, numbers = flat[:, :3], flat[:, 3:]
+    assert {0.0, 1.0} == set(choices.unique().tolist())
+    torch.testing.assert_close(torch.zeros(5), numbers.mean(0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.ones(5), numbers.std(0, correction=0), atol=1e-4, rtol=0)
+    state = policy.initial_state(8)
+    first = torch.ones((8, 4), dtype=torch.bool)
+    action = torch.ones((8, 4), dtype=torch.int64)
+    with torch.no_grad():
+        judged = policy.evaluate(batch.obs, action, state, first)
+        acted = policy.act(map_tree(lambda leaf: leaf[:, 0], batch.obs), state, first[:, 0])
+    torch.testing.assert_close(acted.value, judged.value[:, 0])
+
+
+def test_numbers_that_are_not_finite_or_do_not_vary_leave_the_statistics_usable() -> None:
+    torch.manual_seed(0)
+    policy = make_policy("mlp", VECTOR, ACTIONS[0], normalize_observations=True)
+    obs = torch.full((2, 3, 5), 7.0)
+    obs[0, 0, 0], obs[1, 2, 4] = torch.nan, torch.inf
+    policy.update_statistics(SimpleNamespace(obs=obs))
+    named = policy_weights(policy)
+    assert 4.0 == named["_flattener._normalizer.count"]
+    np.testing.assert_array_equal(np.full(5, 7.0), named["_flattener._normalizer.mean"])
+    first = torch.ones(2, dtype=torch.bool)
+    with torch.no_grad():
+        assert policy.act(torch.full((2, 5), 7.5), None, first).value.isfinite().all()
+
+
+def test_weights_of_a_policy_without_statistics_are_refused_by_name() -> None:
+    plain, normalized = (
+        make_policy("mlp", VECTOR, ACTIONS[0], normalize_observations=on) for on in (False, True)
+    )
+    with pytest.raises(WeightsMismatchError, match=r"missing: _flattener\._normalizer\.count"):
+        set_policy_weights(normalized, policy_weights(plain))
+    assert all("_normalizer" not in name for name in policy_weights(plain))

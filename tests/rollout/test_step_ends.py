@@ -21,7 +21,9 @@ from breadbox.shared.step_ends import left_out
 from breadbox_policies import make_policy, policy_weights
 from rollout.test_through_the_service import worker_process
 from support.eventually import eventually_sync
+from support.fragments import vector_fragment
 from support.server_process import ServerProcess, plain_environment
+from support.token_files import write_tokens
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -92,6 +94,18 @@ def series(url: str, name: str) -> dict[str, float]:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = [each for family in families for each in family.samples if each.name == name]
     return {list(each.labels.values())[-1]: each.value for each in samples}
+
+
+def excluded_of(url: str) -> dict[tuple[str, str], float]:
+    """The number of environments that are left out, by buffer and worker, of those with any."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {
+        (each.labels["buffer"], each.labels["worker"]): each.value
+        for family in families
+        for each in family.samples
+        if each.name == "breadbox_workers_left_out" and each.value
+    }
 
 
 def test_the_slow_are_named_within_half_a_minute_and_each_step_has_one_end(tmp_path: Path) -> None:
@@ -213,3 +227,88 @@ def test_a_learners_records_have_the_steps_that_workers_report_by_what_became_of
     assert SLOW_COUNT == record["workers_left_out"]
     for each in of(workers, "slow"):
         assert each.trained_count < each.acted_count / 4, each
+
+
+def test_the_slow_of_each_buffer_are_its_own_through_the_gateway_with_bound_tokens(
+    tmp_path: Path,
+) -> None:
+    """Two runs on one server, whose workers have the same names, and in turn are the slow ones."""
+    tokens = tmp_path / "tokens"
+    admin, learner, *producers = write_tokens(
+        tokens,
+        *("admin o", "learner l"),
+        *("producer one workers=one-* buffers=a,b", "producer two workers=two-* buffers=a,b"),
+    )
+    names = ("one-0", "two-0")
+    with (
+        ServerProcess(
+            *("--store", f"file://{tmp_path}/store", "--gateway", "--tokens", str(tokens)),
+            *("--metrics-listen", "127.0.0.1:0"),
+            log=tmp_path / "server.log",
+        ) as server,
+        breadbox.connect(server.address, token=admin) as made,
+        breadbox.connect(server.address, token=learner) as learning_client,
+        breadbox.connect(server.address, token=producers[0], store_url="gateway:") as one,
+        breadbox.connect(server.address, token=producers[1], store_url="gateway:") as two,
+    ):
+        for slow, buffer in enumerate("ab"):
+            made.create_buffer(buffer, breadbox.BufferConfig())
+            learning_client.start_session("s", buffer=buffer)
+            for index, (name, client) in enumerate(zip(names, (one, two), strict=True)):
+                steps: dict[str, Any] = {"acted_count": 32, "fragment_step_count": 4}
+                if index == slow:
+                    steps["dropped_count"] = 32
+                else:
+                    sent = [vector_fragment(n, worker_id=name) for n in range(8)]
+                    client.append_many(sent, buffer=buffer)
+                    steps["admitted_count"] = 32
+                client.report_episodes(
+                    [], workers=[WorkerSteps(worker_id=name, **steps)], buffer=buffer
+                )
+            with learning_client.fetch(8, max_wait_s=WAIT_S, buffer=buffer) as lease:
+                assert 8 == len(list(lease.fragments()))
+        with pytest.raises(breadbox.errors.PermissionDeniedError, match="may not use worker"):
+            one.report_episodes(
+                [], workers=[WorkerSteps(worker_id="two-0", acted_count=1)], buffer="a"
+            )
+        described = [made.get_buffer(buffer, with_workers=True).workers for buffer in "ab"]
+        eventually_sync(
+            lambda: {("a", "one"): 1.0, ("b", "two"): 1.0} == excluded_of(server.metrics_url),
+            within_s=30.0,
+        )
+    assert [["one-0"], ["two-0"]] == [
+        [each.worker_id for each in left_out(workers)] for workers in described
+    ]
+    ends = [{each.worker_id: (each.trained_count, each.lost_count) for each in workers}
+            for workers in described]  # fmt: skip
+    assert [
+        {"one-0": (0, 32), "two-0": (32, 0)},
+        {"one-0": (32, 0), "two-0": (0, 32)},
+    ] == ends
+
+
+def test_a_worker_reports_its_steps_through_the_gateway_with_a_token_for_its_name(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    learner, producer = write_tokens(tokens, "learner l", "producer p workers=mine-*")
+    with (
+        ServerProcess(
+            *("--store", f"file://{tmp_path}/store", "--gateway", "--tokens", str(tokens)),
+            log=tmp_path / "server.log",
+        ) as server,
+        breadbox.connect(server.address, token=learner) as client,
+    ):
+        client.start_session("s")
+        client.publish("s", 1, weights())
+        bound = [*worker("mine", 2, 0.0), "--token", producer, "--steps-max", "200"]
+        with worker_process(
+            server.address, tmp_path / "worker.log", *bound, "--store-url", "gateway:"
+        ) as process:
+            assert 0 == process.wait(WAIT_S)
+        workers = client.get_buffer(with_workers=True).workers
+    assert ["mine-0", "mine-1"] == [each.worker_id for each in workers]
+    for each in workers:
+        unsent = each.dropped_count + each.refused_count + each.undelivered_count
+        assert each.acted_count == unsent + each.admitted_count, each
+        assert each.admitted_count > 0

@@ -119,6 +119,7 @@ def run_to_its_end(address: str, log: Path, *arguments: str) -> tuple[int, str]:
     with log.open("w") as output:
         done = subprocess.run(
             [*command, "--env", "CartPole-v1", "--policy", "mlp", *arguments],
+            cwd=Path(__file__).parent.parent,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -57,7 +57,7 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
     UpdatePriorities,
 )
-from breadbox_server.core.model.schemas import SchemaArray
+from breadbox_server.core.model.schemas import SchemaArray, SchemaOrigin
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.encoding import codec
 from breadbox_server.journal.encoding.codec import (
@@ -113,7 +113,11 @@ LIMITS = BufferConfig(
     schema=SchemaPolicy.ANY,
     limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0, lead_chunks=-1.5),
 )
-SCHEMA = (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
+SCHEMA = (
+    SchemaArray("obs", "<f4", (84, 84)),
+    SchemaArray("r", "<f4", ()),
+    SchemaOrigin("environment wrappers", "none"),
+)
 ENTRIES: list[core_entries.Entry] = [
     core_entries.BufferCreated(B, LIMITS, 2**63 - 1),
     core_entries.FragmentTaken(B, FRAGMENT, AdmissionOutcome.ADMITTED),

@@ -144,6 +144,6 @@ def reference(
             discontinuity=fragment.discontinuity,
         ),
         chunk_id=fragment.fragment_index if chunk_id is None else chunk_id,
-        staleness=staleness,
+        staleness_when_granted=staleness,
         use_count=uses,
     )

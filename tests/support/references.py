@@ -18,7 +18,7 @@ def references(count: int) -> list[FragmentReference]:
                 step_count=1,
             ),
             chunk_id=number,
-            staleness=0,
+            staleness_when_granted=0,
             use_count=1,
         )
         for number in range(count)

@@ -66,7 +66,7 @@ def reference_to(fragment: Fragment, payload: PayloadReference) -> FragmentRefer
         step_count=fragment.step_count,
         discontinuity=fragment.discontinuity,
     )
-    return FragmentReference(metadata, chunk_id=1, staleness=0, use_count=1)
+    return FragmentReference(metadata, chunk_id=1, staleness_when_granted=0, use_count=1)
 
 
 def stored(

@@ -83,6 +83,7 @@ def running_worker(
     heartbeat: Heartbeat | None = None,
     agents: dict[str, FakeService] | None = None,
     opponents: str | None = None,
+    rounds_per_version: int | None = None,
     **pool_options: Any,
 ) -> Iterator[Rollout]:
     """Run a worker in a thread until the block ends; then nothing of it is left.
@@ -119,7 +120,11 @@ def running_worker(
             recording=asdict(recordings.options) if recordings else None,
         ),
         players,
-        WorkerOptions(batch_env_count=batch_env_count, batch_wait_s_max=0.01),
+        WorkerOptions(
+            batch_env_count=None if rounds_per_version else batch_env_count,
+            batch_wait_s_max=0.01,
+            rounds_per_version=rounds_per_version,
+        ),
         recordings=recordings,
         heartbeat=heartbeat,
     )

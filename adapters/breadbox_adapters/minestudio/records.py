@@ -55,9 +55,10 @@ class FetchRecords:
             if reference.use_count >= (config.uses_max or 1):
                 self._uses.pop(chunk_id, None)
                 use_counts.append(reference.use_count)
-                staleness.append(reference.staleness)
+                staleness.append(reference.staleness_when_granted)
             else:
-                self._uses[chunk_id] = (reference.use_count, version - reference.staleness)
+                oldest = version - reference.staleness_when_granted
+                self._uses[chunk_id] = (reference.use_count, oldest)
         return _means(avg_reuse=use_counts, avg_staleness=staleness)
 
     def _uses_of_evicted(self, description: types.BufferDescription) -> list[int]:

@@ -202,6 +202,9 @@ class Client(ProcessBound):
 
     # Writing fragments -------------------------------------------------------------------------
 
+    def declare_origin(self, origin: Mapping[str, str]) -> None:
+        self._context.origin = dict(origin)
+
     async def append(
         self,
         fragment: Fragment,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.sizes import parse_size_bytes
 
 HIDDEN: Final = "(hidden)"
@@ -94,6 +95,12 @@ class Settings(BaseModel):
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The command line's defaults, by the value of `preset`."""
+
+    def check_fixed(self, option: str, **wanted: tuple[Any, str]) -> None:
+        """Raise InvalidRequestError for a setting without the value that an option needs."""
+        for name, (value, why) in wanted.items():
+            if getattr(self, name) != value:
+                raise InvalidRequestError(name, f"must be {value!r} with {option}: {why}")
 
     def chosen(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the values of the options that are among names, by option."""

@@ -128,15 +128,24 @@ class ArrayType(NamedTuple):
         return f"{self.type_name}{list(self.shape)}"
 
 
+class NewestVersion:
+    """The newest version of a session that a client has published or heard of."""
+
+    __slots__ = ("__weakref__", "version")
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class FragmentReference:
     """One fragment of a granted chunk."""
 
     metadata: FragmentMetadata
     chunk_id: int
-    staleness: int
-    """Number of versions that its chunk was behind at the grant; it grows with each version that
-    the learner publishes before its update."""
+    staleness_when_granted: int
+    """Number of versions that its chunk was behind at the grant, or at the read by a cursor: the
+    number that the buffer's `staleness_max` bounds."""
     use_count: int
     """Deliveries of the chunk, this one included."""
     priority: float = 1.0
@@ -147,17 +156,34 @@ class FragmentReference:
     """Chunks that the buffer held at the draw, or 0 if unknown."""
     body: bytes = field(default=b"", repr=False, compare=False)
     """The payload, if it is small and came inline, or empty if it is in the store."""
+    _newest: NewestVersion | None = field(default=None, init=False, repr=False, compare=False)
+    """The newest version of its session that its client knows, or None without a client."""
 
-    def staleness_at(self, model_version: int) -> int:
+    @property
+    def staleness(self) -> int:
+        """Number of versions that the fragment's oldest step is behind now.
+
+        It grows with each version that this client publishes or hears of in an answer. A client
+        that only reads hears of versions at its calls; `Lease.staleness` asks the server. In
+        another process it stays what it was when the reference was sent there.
+        """
+        if self._newest is None:
+            return self.staleness_when_granted
+        return self.staleness_at(self._newest.version)
+
+    def staleness_at(self, model_version: int | None) -> int:
         """Return the versions between the fragment's oldest step and *model_version*.
 
         ```python
         staleness = lease.references[0].staleness_at(version)
         ```
 
-        `model_version` is of the fragment's session. `staleness` counts from the oldest step of the
-        whole chunk instead, which may have several fragments.
+        `model_version` is of the fragment's session, or None for `staleness`.
+        `staleness_when_granted` counts from the oldest step of the whole chunk instead, which may
+        have several fragments.
         """
+        if model_version is None:
+            return self.staleness
         return model_version - self.metadata.model_version_min
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """Build the calls of both clients. `METHODS` says for every RPC why repeating it is safe."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from uuid import uuid4
@@ -10,8 +10,9 @@ from google.protobuf.message import Message
 from breadbox.model import types
 from breadbox.model.fragment import Fragment
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1 import schema_pb2
 from breadbox.wire import conversion as wire
-from breadbox.wire.schemas import SCHEMAS_TOLD_MAX
+from breadbox.wire.schemas import NO_ORIGIN, SCHEMAS_TOLD_MAX
 
 if TYPE_CHECKING:
     from breadbox.payload import Written
@@ -162,12 +163,18 @@ def announce_fragments(
     written: "Sequence[Written]",
     *,
     sends_schemas: bool = False,
+    origin: Mapping[str, str] = NO_ORIGIN,
     max_wait_s: float = 0.0,
 ) -> Call[types.AppendReply]:
     """Announce fragments with written or inline payloads; as `append_fragments`."""
     schemas = {}
     if sends_schemas:
         schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
+    if origin:
+        schemas = {
+            code: schema_pb2.Schema(arrays=each.arrays, origin=origin)
+            for code, each in schemas.items()
+        }
     bodies = [each.body for each in written]
     return _call(
         pb.AppendFragmentsRequest,

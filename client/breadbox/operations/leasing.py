@@ -73,7 +73,9 @@ class Granted(ProcessBound):
 
         Those that were too stale at the grant are not returned: they would be granted again.
         """
-        return not self._is_read and any(each.staleness <= self._limit for each in left_out)
+        return not self._is_read and any(
+            each.staleness_when_granted <= self._limit for each in left_out
+        )
 
     def refuse(self, payload_ids: Iterable[str]) -> None:
         """Name payloads that are readable but unusable; `release` reports them. Raises nothing.

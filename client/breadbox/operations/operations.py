@@ -26,6 +26,7 @@ from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -46,6 +47,7 @@ from breadbox.model.types import (
     GroupEnd,
     LeaseGrant,
     ModelState,
+    NewestVersion,
     PayloadReference,
     PrioritiesReply,
     PublishReply,
@@ -195,6 +197,10 @@ class Context:
     slot: StoreSlot = field(default_factory=StoreSlot)
     waits: Outages = field(init=False)
     """Waits for room: no outages, since the server answers."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """What the client's fragments come from; said with each schema that is declared."""
+    origin_known: frozenset[tuple[str, str]] = frozenset()
+    """Buffers and sessions in which the server knows it."""
     has_answered: bool = field(default=False, init=False)
     """True once the server answered; it never becomes False again, so threads need no lock."""
     route: Route = field(init=False)
@@ -202,6 +208,11 @@ class Context:
     """Retry policy of most calls."""
     append_policy: RetryPolicy = field(init=False)
     """Retry policy of calls that may wait while buffer or store is full."""
+    _newest: WeakValueDictionary[tuple[str, str], NewestVersion] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    """The newest version by buffer and session, for as long as a reference of it is there."""
+    _newest_lock: Lock = field(default_factory=Lock, init=False)
 
     def __post_init__(self) -> None:
         self.waits = Outages(self.now)
@@ -220,6 +231,24 @@ class Context:
         """Return the deadline of an attempt at the store that begins now."""
         ends_at = math.inf if budget is None else budget.ends_at
         return Deadline(self.options.deadline_s, ends_at=ends_at, now=self.now)
+
+    def heard(self, call: Call[Any], answer: Any) -> None:
+        """Note the version that an answer names, for the references of its session."""
+        version = getattr(answer, "model_version", None)
+        if version is None:
+            return
+        request: Any = call.request
+        session_id = getattr(answer, "session_id", "") or request.session_id
+        key = (getattr(request, "buffer", "") or request.name, session_id)
+        newest, references = self._newest.get(key), getattr(answer, "fragments", ())
+        if newest is None and references:
+            with self._newest_lock:
+                newest = self._newest.setdefault(key, NewestVersion())
+        if newest is not None and newest.version < version:
+            with self._newest_lock:
+                newest.version = max(newest.version, version)
+        for reference in references:
+            reference._newest = newest  # noqa: SLF001 - the same library's
 
     def failed_call(self, place: int, error: grpc.RpcError) -> errors.ReplayBufferError:
         """Translate gRPC's error; the next call goes to another address if that helps."""
@@ -289,6 +318,7 @@ def repeat(
             context.has_answered = True
             context.outages.succeeded(calling)
             context.waits.succeeded(calling)
+            context.heard(call, answer)
             return answer, budget.attempts + 1
 
 
@@ -677,16 +707,18 @@ def without_body(reference: FragmentReference) -> FragmentReference:
     if not it.body:
         return it
     # Called once per fragment, and `replace` takes several times as long.
-    return FragmentReference(
+    bare = FragmentReference(
         it.metadata,
         it.chunk_id,
-        it.staleness,
+        it.staleness_when_granted,
         it.use_count,
         it.priority,
         it.probability,
         it.population,
         b"",
     )
+    bare._newest = it._newest  # noqa: SLF001 - the same library's
+    return bare
 
 
 def load_fragments(
@@ -965,13 +997,16 @@ class _Appending:
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         options = self._context.options
+        origin = self._context.origin
+        is_new = bool(origin and self._places(pending) - self._context.origin_known)
         waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
         left_s = max(0.0, options.append_wait_s - waited_s)
         return calls.announce_fragments(
             self._buffer,
             [self._fragments[position] for position in pending],
             [self._written[position] for position in pending],
-            sends_schemas=self._sends_schemas,
+            sends_schemas=self._sends_schemas or is_new,
+            origin=origin,
             # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
             # keeps its position in the queue.
             max_wait_s=min(left_s, options.deadline_s * ROOM_PART),
@@ -996,6 +1031,9 @@ class _Appending:
         left, missing, refused = self._sort(pending, reply.results)
         if refused:
             yield from _discard(context, self._store, refused)
+        if context.origin:
+            taken = [p for p in pending if self._results[p].outcome is AdmissionOutcome.ADMITTED]
+            context.origin_known |= self._places(taken)
         if missing:
             yield from self._rewrite(missing)
         if len(missing) < len(pending):
@@ -1031,6 +1069,9 @@ class _Appending:
             elif result.outcome in _REFUSED and position not in self._doubtful:
                 refused += self._stored([position])
         return left, missing, refused
+
+    def _places(self, positions: Sequence[int]) -> set[tuple[str, str]]:
+        return {(self._buffer, self._fragments[each].session_id) for each in positions}
 
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
         stored = self._stored(missing)

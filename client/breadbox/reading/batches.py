@@ -127,7 +127,7 @@ class Batch(Generic[LeafT]):
         terminated: Any = self.terminated
         return cast(LeafT, terminated | self.truncated)
 
-    def staleness(self, model_version: int) -> NDArray[np.int64]:
+    def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         """Return int64[B]: the versions between each fragment's oldest step and *model_version*.
 
         ```python
@@ -135,8 +135,9 @@ class Batch(Generic[LeafT]):
             print(batch.reward.mean())
         ```
 
-        `model_version` is the version that trains on the batch, of the batch's session. The
-        buffer's `staleness_max` bounds the staleness at the grant, not that of a later update.
+        `model_version` is the version that trains on the batch, of the batch's session, or None
+        for the newest that the client knows, as in `FragmentReference.staleness`. The buffer's
+        `staleness_max` bounds the staleness at the grant, not that of a later update.
         """
         return stalenesses(self.references, model_version)
 
@@ -536,8 +537,10 @@ def _joined(trees: Sequence[tuple[Tree, str]]) -> Tree:
     return unflatten(structure, joined)
 
 
-def stalenesses(references: Sequence[FragmentReference], model_version: int) -> NDArray[np.int64]:
-    """Return the staleness of each fragment at *model_version*, int64[N]."""
+def stalenesses(
+    references: Sequence[FragmentReference], model_version: int | None
+) -> NDArray[np.int64]:
+    """Return the staleness of each fragment at *model_version*, or now if None, int64[N]."""
     return np.array([each.staleness_at(model_version) for each in references], dtype=np.int64)
 
 

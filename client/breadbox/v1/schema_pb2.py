@@ -24,15 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62readbox/v1/schema.proto\x12\x0b\x62readbox.v1\"2\n\x06Schema\x12(\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x18.breadbox.v1.SchemaArray\"9\n\x0bSchemaArray\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62readbox/v1/schema.proto\x12\x0b\x62readbox.v1\"\x92\x01\n\x06Schema\x12(\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x18.breadbox.v1.SchemaArray\x12/\n\x06origin\x18\x02 \x03(\x0b\x32\x1f.breadbox.v1.Schema.OriginEntry\x1a-\n\x0bOriginEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"9\n\x0bSchemaArray\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'breadbox.v1.schema_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SCHEMA']._serialized_start=41
-  _globals['_SCHEMA']._serialized_end=91
-  _globals['_SCHEMAARRAY']._serialized_start=93
-  _globals['_SCHEMAARRAY']._serialized_end=150
+  _globals['_SCHEMA_ORIGINENTRY']._loaded_options = None
+  _globals['_SCHEMA_ORIGINENTRY']._serialized_options = b'8\001'
+  _globals['_SCHEMA']._serialized_start=42
+  _globals['_SCHEMA']._serialized_end=188
+  _globals['_SCHEMA_ORIGINENTRY']._serialized_start=143
+  _globals['_SCHEMA_ORIGINENTRY']._serialized_end=188
+  _globals['_SCHEMAARRAY']._serialized_start=190
+  _globals['_SCHEMAARRAY']._serialized_end=247
 # @@protoc_insertion_point(module_scope)

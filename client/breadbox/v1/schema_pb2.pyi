@@ -6,10 +6,19 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Schema(_message.Message):
-    __slots__ = ("arrays",)
+    __slots__ = ("arrays", "origin")
+    class OriginEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     arrays: _containers.RepeatedCompositeFieldContainer[SchemaArray]
-    def __init__(self, arrays: _Optional[_Iterable[_Union[SchemaArray, _Mapping]]] = ...) -> None: ...
+    origin: _containers.ScalarMap[str, str]
+    def __init__(self, arrays: _Optional[_Iterable[_Union[SchemaArray, _Mapping]]] = ..., origin: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SchemaArray(_message.Message):
     __slots__ = ("path", "dtype", "shape")

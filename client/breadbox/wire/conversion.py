@@ -134,6 +134,7 @@ METADATA = MessageMapping(
 _REFERENCE = MessageMapping(
     fragment_pb2.FragmentReference,
     types.FragmentReference,
+    names={"staleness": "staleness_when_granted"},
     parts={"metadata": METADATA},
     beside=("body",),
 )

@@ -6,6 +6,7 @@ so that they are as fast as functions written by hand: every fragment passes thr
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from enum import Enum
 from functools import cached_property
 from itertools import repeat
@@ -75,7 +76,9 @@ class MessageMapping(Generic[M, V]):
     @property
     def _attributes(self) -> tuple[str, ...]:
         kind = self.value_type
-        return tuple(getattr(kind, "_fields", None) or kind.__dataclass_fields__)
+        if named := getattr(kind, "_fields", None):
+            return tuple(named)
+        return tuple([each.name for each in fields(kind) if each.init])
 
     def _kinds(self, attribute: str) -> tuple[Any, ...]:
         annotation = self.value_type.__annotations__[attribute]

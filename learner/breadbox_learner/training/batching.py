@@ -278,10 +278,11 @@ class EpisodeReturns:
 def _identity(batch: TrainingBatch, row: int, step: int) -> int:
     # Episode ids may restart with a worker; fragment indices do not.
     names = (batch.session_ids[row], batch.worker_ids[row], batch.fragment_indices[row], step)
-    return _hashed(names)
+    return hashed(names)
 
 
-def _hashed(names: tuple[str | int, ...]) -> int:
+def hashed(names: tuple[str | int, ...]) -> int:
+    """Return a signed 64-bit number that is the same on every rank."""
     return int.from_bytes(xxhash.xxh3_64_digest(repr(names).encode()), "big", signed=True)
 
 
@@ -327,7 +328,7 @@ class EnvironmentSteps:
         """Return workers in *batch*, by an identity equal on every rank, and their steps."""
         length = batch.reward.shape[1]
         names = zip(batch.session_ids, batch.worker_ids, strict=True)
-        identities = [_hashed(name) for name in names]
+        identities = [hashed(name) for name in names]
         steps = [(index + 1) * length for index in batch.fragment_indices]
         return list(zip(identities, steps, strict=True))
 

@@ -68,6 +68,7 @@ def encode(
         "state": asdict(state),
         "returns": {"recent": returns.recent, "episode_count": returns.episode_count},
         "environment": (environment or EnvironmentSteps()).written(),
+        "rewards": updater.rewards.written(),
         "session": asdict(session),
         "optimizer": {"groups": optimizer["param_groups"], "state": plain_state},
         "scaler": updater.scaler.state_dict(),
@@ -105,6 +106,8 @@ def restore(
     if _RANDOM + "cuda" in tensors and updater.device.type == "cuda":
         torch.cuda.set_rng_state(tensors[_RANDOM + "cuda"], updater.device)
     returns.restore(text["returns"]["recent"], text["returns"]["episode_count"])
+    if "rewards" in text:
+        updater.rewards.restore(text["rewards"])
     if environment is not None and "environment" in text:
         environment.restore(text["environment"])
     return TrainerState(**text["state"]), SessionState(**text["session"])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from breadbox.model.trees import Tree, map_tree
@@ -22,6 +23,7 @@ from breadbox.writing.advantages import VTrace, estimate_advantages_torch, find_
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch, extend
+from breadbox_learner.training.rewards import RewardScale
 from breadbox_policies import Evaluation, PolicyModule
 
 EPSILON = 1e-8
@@ -101,13 +103,19 @@ class PpoUpdater:
         self._ranks: Ranks = ranks or Ranks()
         self._evaluator = self._ranks.shared(Evaluator(policy), self.device)
         self._reference_evaluator = None if reference is None else Evaluator(reference).eval()
+        self.rewards = RewardScale(config.discount, config.reward_clip, self._ranks)
 
     def update(
         self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
     ) -> UpdateStatistics:
         """Train on at least one fragment, as many on all ranks; `number` counts updates."""
         self._set_out(number)
-        prepared = self._prepare(batch.to(self.device))
+        batch = batch.to(self.device)
+        self.policy.eval()
+        prepared = self._prepare(
+            self.rewards.scaled(batch) if self.config.normalize_rewards else batch
+        )
+        self.policy.train()
         parts = max(1, round(len(batch) / self.config.minibatch_fragments))
         if batch.in_state is None and self.policy.initial_state(1) is None:
             prepared = _as_single_steps(prepared)
@@ -120,6 +128,7 @@ class PpoUpdater:
             losses += epoch
             if self._drifted([each["kl"] for each in epoch]):
                 break
+        self._update_statistics(batch)
         taken = [norm for norm in norms if math.isfinite(norm)]
         return UpdateStatistics(
             **{name: sum(each[name] for each in losses) / len(losses) for name in losses[0]},
@@ -129,6 +138,21 @@ class PpoUpdater:
             gradient_steps=len(taken),
             skipped_steps=len(norms) - len(taken),
         )
+
+    def _update_statistics(self, batch: TrainingBatch) -> None:
+        """Have the policy count a batch: its own, or, of several ranks, that of the first."""
+        hook = getattr(self.policy, "update_statistics", None)  # Older policies have none.
+        if hook is None:
+            return
+        is_main = self._ranks.membership.is_main
+        if is_main:
+            with torch.no_grad():
+                hook(batch)
+        if self._ranks.membership.world_size > 1:
+            buffers = {name: each.cpu() for name, each in self.policy.named_buffers()}
+            given = load(self._ranks.from_main(save(buffers) if is_main else b""))
+            for name, buffer in self.policy.named_buffers():
+                buffer.copy_(given[name])
 
     def _set_out(self, number: int) -> None:
         entropy = (self._seed, self._ranks.membership.rank, number)

@@ -29,6 +29,7 @@ from breadbox.transport.prefetch import prefetched
 from breadbox.types import Lease
 from breadbox_learner.training.batching import TrainingBatch, training_batch
 from breadbox_learner.training.fitting import Fitting, Misfit
+from breadbox_policies import NotRepeatableError
 
 _log = logging.getLogger(__name__)
 
@@ -108,6 +109,9 @@ class LeaseSource:
     """Check of fragments; misfits are left out, and a rank's share is filled up."""
     while_waiting: Callable[[], None] = lambda: None
     """Called in the fetching thread after each wait without a batch."""
+    is_repeatable: bool = False
+    """True to take fragments in the order of workers, and only as one worker makes them in turns
+    with this learner: whole batches of the newest version."""
     wait_slice_s: float = 1.0
     """Longest single wait; `stopped` is called in between."""
     clock: Callable[[], float] = time.monotonic
@@ -121,6 +125,8 @@ class LeaseSource:
         self._failed_loads = 0
         """Failed loads in a row."""
         self._left_out_count = 0
+        self._repeatable_count = 0
+        """Batches that were checked to be repeatable."""
         self._nonce = self.share.run_nonce or uuid4().hex
         self._closing = threading.Event()
         self._stopped: Callable[[], bool] = self._closing.is_set
@@ -143,6 +149,8 @@ class LeaseSource:
             misfit_count += fetched.misfit_count
             if self._side_stream is not None:
                 self._side_stream.hand_over(fetched.batch.tensors)
+            if self.is_repeatable:
+                self._check_repeatable(fetched)
             if (fresh := self._fresh(fetched)) is not None:
                 return replace(fresh, misfit_count=misfit_count)
             if self.share.world_size > 1:
@@ -152,6 +160,24 @@ class LeaseSource:
         """Return how many fragments were too stale at their use, since the call before."""
         count, self._left_out_count = self._left_out_count, 0
         return count
+
+    def _check_repeatable(self, fetched: FetchedBatch) -> None:
+        """Raise NotRepeatableError unless each worker goes on by equally many fragments."""
+        names, indices = fetched.batch.worker_ids, fetched.batch.fragment_indices
+        each = self.fragment_count // len(set(names))
+        start = self._repeatable_count * each
+        self._repeatable_count += 1
+        wanted = [(name, start + n) for name in sorted(set(names)) for n in range(each)]
+        version = self.model_version()
+        if list(zip(names, indices, strict=True)) == wanted and {version} == {*fetched.versions}:
+            return
+        fetched.release(False)
+        raise NotRepeatableError(
+            f"batch {self._repeatable_count} is not what one worker makes with version {version}: "
+            f"wanted {each} fragments of each from {start} on. Start learner and one `breadbox "
+            f"rollout --deterministic --fragments-per-batch {self.fragment_count}` anew, on a "
+            "buffer with uses_max 1"
+        )
 
     def _fresh(self, fetched: FetchedBatch) -> FetchedBatch | None:
         """Return the part that is fresh enough to train on, or None, and then end the lease."""
@@ -237,6 +263,8 @@ class LeaseSource:
     def _load(self, lease: Lease, reason: str) -> FetchedBatch | None:
         granted_at = time.monotonic()
         references: Sequence[FragmentReference] = lease.references
+        if self.is_repeatable:
+            references = sorted(references, key=_place_of)
         while True:
             try:
                 loaded = self._stacked(self._as_many(references, len(lease.references)))
@@ -379,6 +407,10 @@ class LeaseSource:
             if mode is ReleaseMode.CONSUMED:
                 raise
             _log.warning("a lease could not be given back and will expire: %s", error)
+
+
+def _place_of(reference: FragmentReference) -> tuple[str, int]:
+    return reference.metadata.worker_id, reference.metadata.fragment_index
 
 
 def _id_of(reference: FragmentReference) -> str:

@@ -210,6 +210,8 @@ class Trainer:
         if not self.state.update:
             self._evaluate()  # The first point of the curve.
         while True:
+            # Rank 0 also publishes at its start, and after the server lost its session.
+            self.publisher.model_version = self.ranks.largest(self.publisher.model_version)
             fetched, vote = self._fetch(asked_at)
             # Every rank votes once per draw, so that all end with the same draw.
             decision = _Vote(self.ranks.largest(vote))

@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,16 @@ from breadbox.model.trees import row as tree_row
 from breadbox.model.types import EpisodeEnd, WorkerSteps
 from breadbox.shared.step_ends import slow_advice
 from breadbox.writing.fragmenter import Fragmenter, Step
-from breadbox_policies import PolicyModule, State, WeightsMismatchError, set_policy_weights
+from breadbox_policies import (
+    NotRepeatableError,
+    PolicyModule,
+    State,
+    WeightsMismatchError,
+    set_policy_weights,
+)
 from breadbox_rollout.acting.inference import Inference, Round, play_round, state_arrays
 from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.environments.origin import policy_text, spaces_text
 from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, Sender
@@ -39,6 +46,8 @@ class PlayerOptions:
     task: str = "default"
     discount: float = 0.99
     strict_weights: bool = True
+    policy_options: Mapping[str, Any] | None = None
+    """Options of the policy to declare with spaces and wrappers, or None to declare nothing."""
 
 
 class Participant(ABC):
@@ -126,6 +135,10 @@ class Participant(ABC):
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
         """Choose and write the rows' actions; return the function to cut fragments with, once."""
 
+    def finish(self, group: int, arrays: GroupArrays) -> list[Fragment]:
+        """Cut the fragments of a group's rows, all of which must be full."""
+        return []
+
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
         """Read a group's answers; return the returns of episodes that ended."""
         return []
@@ -201,9 +214,12 @@ class Player(Participant):
 
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
         self.part = part
-        self._inference = self._make_inference(
-            self._make_policy(part.observation_space, part.action_space)
-        )
+        policy = self._make_policy(part.observation_space, part.action_space)
+        self._inference = self._make_inference(policy)
+        if self._options.policy_options is not None:
+            said = spaces_text(part.observation_space, part.action_space)
+            said |= policy_text(policy, self._options.policy_options)
+            self.sender.declare_origin({**part.wrappers, **said})
         self._slots = [
             [self._make_slot(index, label) for index in env_indices for label in part.labels]
             for env_indices in groups
@@ -357,6 +373,26 @@ class Player(Participant):
         played = play_round(arrays, self._inference, states_before, self.model.model_version)
         return lambda: self._cut(slots, states_before, played)
 
+    def finish(self, group: int, arrays: GroupArrays) -> list[Fragment]:
+        """See `Participant.finish`. Raises NotRepeatableError for a row with fewer steps."""
+        fragments = []
+        for index, slot in enumerate(self._slots[group]):
+            count, wanted = slot.fragmenter.answered_count, self._options.fragment_steps
+            fragment = slot.fragmenter.cut(tree_row(arrays.obs, index))
+            if fragment is None or count != wanted:
+                raise NotRepeatableError(
+                    f"environment {slot.fragmenter.worker_id} answered {count} steps of {wanted}: "
+                    "none may fail, or spend a step on its reset, and the batch must divide by "
+                    "the agents of all environments"
+                )
+            fragments.append(fragment)
+        return self._counted(fragments)
+
+    def _counted(self, fragments: list[Fragment]) -> list[Fragment]:
+        self.fragment_count += len(fragments)
+        self.sender.expect(fragments)
+        return fragments
+
     def _cut(self, slots: list[_Slot], states_before: list[State], played: Round) -> list[Fragment]:
         fragments = []
         for index, slot in enumerate(slots):
@@ -366,9 +402,7 @@ class Player(Participant):
             fragment = self._push(slot, index, played, states_before[index])
             if fragment is not None:
                 fragments.append(fragment)
-        self.fragment_count += len(fragments)
-        self.sender.expect(fragments)
-        return fragments
+        return self._counted(fragments)
 
     def _push(self, slot: _Slot, index: int, played: Round, state_before: State) -> Fragment | None:
         model = self.model

@@ -30,6 +30,7 @@ from breadbox.model.errors import InvalidRequestError
 from breadbox_rollout.environments.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments.environments import EnvSpec, make_environment, takes_seed
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
+from breadbox_rollout.environments.origin import wrappers_of
 from breadbox_rollout.environments.parallel import ParallelUnit, Seat, is_parallel
 from breadbox_rollout.environments.space_codec import Space, decode_space, encode_space
 from breadbox_rollout.environments.units import EnvGroup, GroupOptions, Recorder, SingleUnit, Unit
@@ -183,7 +184,7 @@ class Host:
                             "act at the same time")  # fmt: skip
         self._check_one_agent()
         self._introduce(
-            [_Part(env.observation_space, env.action_space, [""], len(self._options.seeds))]
+            env, [_Part(env.observation_space, env.action_space, [""], len(self._options.seeds))]
         )
         (arrays,) = self._parts
         recorders = self._recorders(arrays)
@@ -205,7 +206,7 @@ class Host:
             raise _unusable("a vector environment is never between episodes: leave "
                             "--rebuild-interval-s at 0")  # fmt: skip
         spaces = (env.single_observation_space, env.single_action_space)
-        self._introduce([_Part(*spaces, [""], len(self._options.seeds))])
+        self._introduce(env, [_Part(*spaces, [""], len(self._options.seeds))])
         (arrays,) = self._parts
         is_seeded = takes_seed(self._spec)
         return lambda env, _: VectorUnit(env, arrays, is_seeded=is_seeded)
@@ -215,7 +216,7 @@ class Host:
         agents = [str(agent) for agent in env.possible_agents]
         by_part = assigned(agents, self._agents)
         count = len(self._options.seeds)
-        self._introduce([
+        self._introduce(env, [
             _Part(*_common_spaces(env, named), named, count) for named in by_part
         ])  # fmt: skip
 
@@ -237,13 +238,15 @@ class Host:
         if self._recording is not None:
             raise _unusable("only plain environments of one agent can be recorded")
 
-    def _introduce(self, parts: "list[_Part]") -> None:
+    def _introduce(self, env: Any, parts: "list[_Part]") -> None:
         """Make all parts' arrays and send them with their spaces, before the slow first reset."""
+        wrappers = wrappers_of(env)
         hello: list[dict[str, Any]] = [
             {
                 "observation": _encoded(part.observations, "obs"),
                 "action": _encoded(part.actions, "action"),
                 "labels": [row_label(label) for label in part.labels],
+                "wrappers": wrappers,
             }
             for part in parts
         ]

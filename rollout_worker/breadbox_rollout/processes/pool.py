@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -79,6 +79,8 @@ class AgentRows:
     action_space: Space
     labels: tuple[str, ...]
     """Names of agents, ("",) for one agent; a group has a row for each, by environment."""
+    wrappers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Wrappers of the environment, as `wrappers_of` describes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +333,10 @@ class EnvProcesses:
             hello: list[dict[str, Any]] = json.load(file)
         parts = [
             AgentRows(
-                decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],)
+                decode_space(part["observation"]),
+                decode_space(part["action"]),
+                (*part["labels"],),
+                part["wrappers"],
             )
             for part in hello
         ]

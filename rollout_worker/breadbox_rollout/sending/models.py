@@ -47,6 +47,9 @@ class Service(AppendClient, Protocol):
     def get_buffer(self, name: str | None = None) -> BufferDescription:
         """See `breadbox.Client.get_buffer`."""
 
+    def declare_origin(self, origin: Mapping[str, str]) -> None:
+        """See `breadbox.Client.declare_origin`."""
+
     def close(self) -> None:
         """See `breadbox.Client.close`: calls in other threads fail with ClosedError."""
 

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from breadbox.model.errors import (
     BackpressureError,
@@ -60,6 +60,10 @@ class Sender:
             unwanted=self._reason_to_drop,
             ended=self._ended,
         )
+
+    def declare_origin(self, origin: Mapping[str, str]) -> None:
+        """Say what the fragments come from, before the first is put."""
+        self._service.declare_origin(origin)
 
     def expect(self, fragments: Sequence[Fragment]) -> None:
         """Count the steps of fragments that are about to be put."""

@@ -14,6 +14,8 @@ from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, sch
 from breadbox.wire.forms import DURATION, Choice, Functions, MessageMapping, members
 from breadbox.wire.forms import seconds as seconds
 from breadbox.wire.schemas import (
+    ORIGIN_TEXT_LENGTH_MAX,
+    ORIGINS_MAX,
     SCHEMA_ARRAYS_MAX,
     SCHEMA_BYTES_MAX,
     SCHEMAS_TOLD_MAX,
@@ -53,7 +55,7 @@ from breadbox_server.core.model.inputs import (
     ReleaseMode,
     UpdatePriorities,
 )
-from breadbox_server.core.model.schemas import Schema, SchemaArray
+from breadbox_server.core.model.schemas import Schema, SchemaArray, SchemaOrigin
 from breadbox_server.core.model.validation import (
     check_fragment,
     check_int,
@@ -96,7 +98,8 @@ def as_one_object(text: str) -> str:
 
 def schema_of(message: schema_pb2.Schema) -> Schema:
     """Return the core's schema for a message."""
-    return tuple([SchemaArray(each.path, each.dtype, tuple(each.shape)) for each in message.arrays])
+    arrays = [SchemaArray(each.path, each.dtype, tuple(each.shape)) for each in message.arrays]
+    return (*arrays, *(SchemaOrigin(*each) for each in sorted(message.origin.items())))
 
 
 # --- one table per message -------------------------------------------------------------------
@@ -105,7 +108,15 @@ PAYLOAD: Final = MessageMapping(fragment_pb2.PayloadReference, Payload)
 payload_of: Final = PAYLOAD.read
 """Return the core's payload for a message, or for a reference as the stores name it."""
 to_payload: Final[Callable[[Any], fragment_pb2.PayloadReference]] = PAYLOAD.message
-SCHEMA: Final = Functions(schema_of, lambda value, message: message.CopyFrom(message_of(value)))
+
+
+def to_schema(schema: Schema) -> schema_pb2.Schema:
+    """Return the message for the core's schema."""
+    origin = {each.path: each.text for each in schema if isinstance(each, SchemaOrigin)}
+    return message_of([each for each in schema if isinstance(each, SchemaArray)], origin)
+
+
+SCHEMA: Final = Functions(schema_of, lambda value, message: message.CopyFrom(to_schema(value)))
 # Callers see to it that ids are short, as those of a journal are: see `as_one_object`.
 METADATA: Final = MessageMapping(
     fragment_pb2.FragmentMetadata,
@@ -170,7 +181,6 @@ CONFIG: Final = MessageMapping(
     beside=("outcomes_per_worker_max", "requests_remembered_max", "retry_delay_s"),
 )
 to_config: Final = CONFIG.message
-to_schema: Final = message_of
 _OUTCOMES: Final[Mapping[AdmissionOutcome, Any]] = members(
     fragment_pb2.AdmissionOutcome.DESCRIPTOR, AdmissionOutcome
 ).numbers
@@ -329,13 +339,20 @@ def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
     check_int("schemas", len(messages), 0, SCHEMAS_TOLD_MAX)
     checked = {}
     for position, message in enumerate(messages):
-        if message.ByteSize() > SCHEMA_BYTES_MAX or len(message.arrays) > SCHEMA_ARRAYS_MAX:
+        texts = [text for pair in message.origin.items() for text in pair]
+        if (
+            message.ByteSize() > SCHEMA_BYTES_MAX
+            or len(message.arrays) > SCHEMA_ARRAYS_MAX
+            or len(message.origin) > ORIGINS_MAX
+            or any(len(each) > ORIGIN_TEXT_LENGTH_MAX or not each.isprintable() for each in texts)
+        ):
             raise InvalidArgumentError(
                 f"schemas[{position}]",
-                f"must have at most {SCHEMA_BYTES_MAX} bytes and {SCHEMA_ARRAYS_MAX} arrays",
+                f"must have at most {SCHEMA_BYTES_MAX} bytes, {SCHEMA_ARRAYS_MAX} arrays and "
+                f"{ORIGINS_MAX} origins, of {ORIGIN_TEXT_LENGTH_MAX} printable characters",
             )
         value = schema_of(message)
-        checked[hash_of(message_of(value))] = value
+        checked[hash_of(to_schema(value))] = value
     return checked
 
 

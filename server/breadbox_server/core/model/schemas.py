@@ -7,6 +7,9 @@ from breadbox_server.core.model.errors import SchemaMismatchError
 NO_SCHEMA: Final = 0
 """The `schema_hash` of a fragment whose producer declares no schema."""
 
+ORIGINS_MAX: Final = 16
+"""Most origins of a schema that are compared; further ones are ignored."""
+
 SCHEMAS_MAX: Final = 16
 """Most schemas of a session that are remembered. Beyond them, no producer is asked for its own."""
 
@@ -31,7 +34,20 @@ class SchemaArray(NamedTuple):
         return f"{name}{list(self.shape)}"
 
 
-Schema = tuple[SchemaArray, ...]
+class SchemaOrigin(NamedTuple):
+    """What a producer says its steps come from; compared where both say it, and not understood."""
+
+    path: str
+    """What is said, such as "environment wrappers"."""
+    text: str
+
+    def describe(self) -> str:
+        """Return the text."""
+        return self.text
+
+
+Schema = tuple[SchemaArray | SchemaOrigin, ...]
+"""Arrays, then origins; no path twice among either."""
 
 UNSAID: Final[Schema] = ()
 """The schema of fragments whose producer declares none."""
@@ -50,14 +66,18 @@ class SessionSchemas(dict[int, Schema]):
         """Whether no more are remembered."""
         return len(self) >= SCHEMAS_MAX
 
-    def check_same_as_first(self, schema: Schema, session: str) -> None:
-        """Raise SchemaMismatchError, with a path, if a schema differs from the first."""
+    def joined(self, schema: Schema, session: str) -> Schema:
+        """Return the first schema with what a like one adds to its origins.
+
+        Raise SchemaMismatchError, with a path, if arrays differ, or an origin that both say.
+        """
         first_hash = self.first_hash
         assert first_hash is not None, "S1: a schema to compare with"
         first = self[first_hash]
-        wanted = {array.path: array for array in first}
-        got = {array.path: array for array in schema}
+        wanted, got = _by_path(first, SchemaArray), _by_path(schema, SchemaArray)
         paths = [path for path in wanted | got if wanted.get(path) != got.get(path)]
+        said, says = _by_path(first, SchemaOrigin), _by_path(schema, SchemaOrigin)
+        others = sorted(path for path in said.keys() & says if said[path] != says[path])
         if paths:
             # What follows a step differs with the observation, which says more.
             path = min(paths, key=lambda path: (path.startswith("next_obs"), path))
@@ -68,6 +88,19 @@ class SessionSchemas(dict[int, Schema]):
                 _described(got.get(path), is_said=bool(schema)),
                 more_count=len(paths) - 1,
             )
+        if others:
+            texts = said[others[0]].describe(), says[others[0]].describe()
+            raise SchemaMismatchError(
+                session,
+                others[0],
+                *texts,
+                more_count=len(others) - 1,
+                remedy="one environment, wrappers and policy options; start a new session for "
+                "others, or let a worker that differs on purpose say nothing of them (`breadbox "
+                "rollout --no-declare-origin`)",
+            )
+        new = [origin for path, origin in says.items() if path not in said]
+        return (*first, *new[: ORIGINS_MAX - len(said)])
 
     def find(self, schema_hash: int) -> Schema | None:
         """Return the schema for a hash, or None if unknown; `NO_SCHEMA` always resolves."""
@@ -79,7 +112,13 @@ class SessionSchemas(dict[int, Schema]):
             self[NO_SCHEMA] = UNSAID
 
 
-def _described(array: SchemaArray | None, *, is_said: bool) -> str:
+def _by_path(
+    schema: Schema, kind: type[SchemaArray] | type[SchemaOrigin]
+) -> dict[str, SchemaArray | SchemaOrigin]:
+    return {part.path: part for part in schema if isinstance(part, kind)}
+
+
+def _described(array: SchemaArray | SchemaOrigin | None, *, is_said: bool) -> str:
     if array is not None:
         return array.describe()
     return "nothing" if is_said else "no schema said"

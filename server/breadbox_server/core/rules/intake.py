@@ -1,6 +1,7 @@
 """Fragments coming in: judged, admitted, given up (B1 to B4, B7, B30)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from breadbox_server.core.model import errors, inputs
@@ -297,20 +298,24 @@ def _is_known(state: BufferState, fragment: Fragment) -> bool:
     if schema is None:
         return takes_any and schemas.is_full
     if not takes_any and first_hash is not None:
-        schemas.check_same_as_first(schema, fragment.session_id)
+        schemas.joined(schema, fragment.session_id)
     return True
 
 
 def declare_schema(state: BufferState, input: inputs.DeclareSchema, *, now: float) -> None:
     """Learn what the arrays of fragments are (B30); refuse another than the buffer takes."""
-    schemas = state.model.schemas
-    if input.session_id != state.model.session_id or input.schema_hash in schemas:
+    schemas, schema = state.model.schemas, input.schema
+    if input.session_id != state.model.session_id:
         return
-    if state.config.schema is not SchemaPolicy.ANY and schemas:
-        schemas.check_same_as_first(input.schema, input.session_id)
-    if not schemas.is_full:
-        schemas[input.schema_hash] = input.schema
-        state.shared.record(input, now)
+    is_known = input.schema_hash in schemas
+    takes_any = state.config.schema is SchemaPolicy.ANY
+    if is_known and (takes_any or input.schema_hash != schemas.first_hash):
+        return
+    if schemas and not takes_any:
+        schema = schemas.joined(schema, input.session_id)
+    if schema != schemas.get(input.schema_hash) and (is_known or not schemas.is_full):
+        schemas[input.schema_hash] = schema
+        state.shared.record(replace(input, schema=schema), now)
 
 
 def may_overtake(state: BufferState, waits_for: AdmissionOutcome, closes_chunk: bool) -> bool:
