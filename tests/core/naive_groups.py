@@ -172,7 +172,8 @@ class NaiveGroups(NaiveBuffer):
         if len(group.open) < needed:
             self.drop_group(group, "incomplete")
         elif is_blocked and self.place_count >= self.config.capacity_chunks:
-            self.touch(group, now)
+            latest = max(each.touched_at for each in self.workers.values() if each.open)
+            self.touch(group, max(now, latest))
         else:
             self.close(group, "partial")
 

@@ -266,6 +266,24 @@ def test_where_producers_wait_a_partial_group_waits_for_room_and_is_not_dropped(
     assert [("a", "complete", 3), ("b", "partial", 1)] == ends(world)
 
 
+def test_a_shorter_silence_keeps_the_order_of_those_that_wait_for_room() -> None:
+    limits: dict[str, Any] = {
+        "capacity_chunks": 1,
+        "full_policy": FullPolicy.BLOCK,
+        "group_min": 1,
+    }
+    world = world_of_groups(**limits)
+    append_all(world, ("a", 0), ("a", 1), ("a", 2), ("b", 0))
+    world.advance(4.0)
+    append_all(world, ("c", 0))
+    world.advance(3.0)
+    world.update(
+        fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS, open_chunk_s=2.0, **limits
+    )
+    world.buffers.check_invariants()
+    assert 2 == world.seen().open_chunk_count
+
+
 def test_leases_and_silences_that_are_due_together_end_in_their_order_however_late() -> None:
     def play(*, is_late: bool) -> object:
         world = world_of_groups(

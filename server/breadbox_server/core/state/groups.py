@@ -79,10 +79,11 @@ class Groups(Assembly):
         return members
 
     def postpone(self, group: Worker, now: float) -> None:
-        """Let a silent group stay open for as long again."""
-        open_chunk = self.open.pop(group.worker_id)
-        open_chunk.touched_at = now
-        self.open[group.worker_id] = open_chunk
+        """Let a silent group stay open for as long again, behind those that are open."""
+        open_chunk = self.open[group.worker_id]
+        # Under a shorter silence than before, others may have had a member since it was due.
+        open_chunk.touched_at = max(now, self.open[next(reversed(self.open))].touched_at)
+        self.open.move_to_end(group.worker_id)
 
     def end_stale(self, worker: Worker) -> list[Fragment]:
         """End the group of a stale member: it would be stale as a whole, whichever came first."""
