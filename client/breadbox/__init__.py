@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from breadbox.model.fragment import fragment_of as fragment_of
     from breadbox.model.options import Tls as Tls
     from breadbox.model.types import AdmissionOutcome as AdmissionOutcome
+    from breadbox.model.types import AssemblyPolicy as AssemblyPolicy
     from breadbox.model.types import BufferConfig as BufferConfig
     from breadbox.model.types import EpisodeEnd as EpisodeEnd
     from breadbox.model.types import EpisodeReport as EpisodeReport
@@ -66,8 +67,8 @@ _HOMES = {
     "model.options": "Tls",
     "writing.step_writer": "StepWriter true_next_obs",
     "model.types": """
-        AdmissionOutcome BufferConfig EpisodeEnd EpisodeReport FragmentMetadata FullPolicy
-        LeaseExpiryPolicy MinimumChunks ReleaseMode SampleToInsertRatio SchemaPolicy
+        AdmissionOutcome AssemblyPolicy BufferConfig EpisodeEnd EpisodeReport FragmentMetadata
+        FullPolicy LeaseExpiryPolicy MinimumChunks ReleaseMode SampleToInsertRatio SchemaPolicy
     """,
 }
 _MODULES = ("aio", "errors", "types")

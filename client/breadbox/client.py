@@ -304,6 +304,24 @@ class Client(ProcessBound):
         """
         return self._run(operations.watch_model, buffer, known, max_wait_s)
 
+    def group_ends(
+        self, after: int = 0, *, max_wait_s: float = 0.0, buffer: str | None = None
+    ) -> list[types.GroupEnd]:
+        """Wait until groups have ended, in a buffer of groups; see docs/agents.md.
+
+        ```python
+        seen = 0
+        for end in client.group_ends(seen, max_wait_s=30):
+            print(end.group, end.reason.value, end.member_count)
+            seen = end.number
+        ```
+
+        Returns the ends of groups of the current session after the end numbered `after`, in their
+        order, at most 1024; or nothing if there is none after `max_wait_s`. The server remembers
+        the ends of `workers_max` groups, over restarts too.
+        """
+        return self._run(operations.group_ends, buffer, after, max_wait_s)
+
     def load_model(
         self,
         newer_than: types.ModelState | None = None,

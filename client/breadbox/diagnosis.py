@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.sizes import counted
-from breadbox.model.types import BufferDescription, FullPolicy
+from breadbox.model.types import AssemblyPolicy, BufferDescription, FullPolicy
 from breadbox.shared.step_ends import left_out, left_out_text, slow_advice
 
 
@@ -73,6 +73,10 @@ class _Seen:
     @property
     def fragments_per_chunk(self) -> int:
         return self.config.fragments_per_chunk or 1
+
+    @property
+    def sender(self) -> str:
+        return "group" if self.config.assembly is AssemblyPolicy.GROUPS else "worker"
 
 
 def diagnose(
@@ -236,7 +240,7 @@ def _nothing_arrives(seen: _Seen) -> _Judgement | None:
         "NOTHING_ARRIVES",
         f"No fragment arrived in the {seen.watched_s:.1f} s watched; the buffer holds "
         f"{counted(seen.state.chunk_count, 'chunk')} and has seen "
-        f"{counted(seen.state.worker_count, 'worker')} in this session.",
+        f"{counted(seen.state.worker_count, seen.sender)} in this session.{_lacking(seen)}",
         [
             "Check that rollout workers run, and reach this server: `breadbox doctor` there.",
             "An environment that takes long for a fragment looks the same: watch for longer.",
@@ -299,6 +303,20 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
     )
 
 
+def _lacking(seen: _Seen) -> str:
+    """Return a sentence about the groups that have been without another member the longest."""
+    groups = seen.state.open_groups[:3]
+    if not groups:
+        return ""
+    size, parts = seen.fragments_per_chunk, []
+    for group, count, members, silent_s in groups:
+        more = f" and {size - count - len(members)} more" if size - count > len(members) else ""
+        plural = "" if size - count == 1 else "s"
+        listed = ", ".join(map(str, members))
+        parts.append(f"group {group!r} lacks member{plural} {listed}{more} for {silent_s:.0f} s")
+    return f" Of {counted(seen.state.open_chunk_count, 'open group')}, {'; '.join(parts)}."
+
+
 def _left_out(seen: _Seen) -> _Judgement | None:
     workers = seen.after.workers
     text = left_out_text(workers)
@@ -326,7 +344,7 @@ def _too_few(seen: _Seen, needed: int) -> _Judgement | None:
     else:
         headline += (
             f"none was completed in {seen.watched_s:.1f} s, {seen.state.open_chunk_count} are open "
-            f"and need {counted(seen.fragments_per_chunk, 'fragment')} each."
+            f"and need {counted(seen.fragments_per_chunk, 'fragment')} each.{_lacking(seen)}"
         )
     advice = ["Add workers, or fetch fewer fragments at a time."]
     if (seen.config.uses_max or 1) == 1:
@@ -357,7 +375,7 @@ def _limiter(seen: _Seen) -> _Judgement | None:
 
 
 def _nothing_wrong(seen: _Seen) -> _Judgement:
-    held = seen.state.chunk_count * seen.fragments_per_chunk
+    held = seen.state.fragment_count
     return (
         "NONE",
         f"No learner needs to wait: {counted(held, 'fragment')} in "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from breadbox.model.errors import UnavailableError
-from breadbox.model.types import FullPolicy, LeaseExpiryPolicy, SchemaPolicy
+from breadbox.model.types import AssemblyPolicy, FullPolicy, LeaseExpiryPolicy, SchemaPolicy
 from breadbox.shared.child_processes import owned_environment
 from breadbox.shared.extras import how_to_install, missing_module
 from breadbox.shared.loopback import loopback_host
@@ -36,6 +36,8 @@ class ServerOptions(TypedDict, total=False):
     metrics_listen: str
     preset: str
     fragments_per_chunk: int
+    assembly: AssemblyPolicy | str
+    group_min: int
     capacity_chunks: int
     capacity_bytes: int | str
     staleness_max: int

@@ -19,8 +19,11 @@ from breadbox.model.types import ChunkEvent as ChunkEvent
 from breadbox.model.types import Device as Device
 from breadbox.model.types import FragmentRead as FragmentRead
 from breadbox.model.types import FragmentReference as FragmentReference
+from breadbox.model.types import GroupEnd as GroupEnd
+from breadbox.model.types import GroupEndReason as GroupEndReason
 from breadbox.model.types import LeaseGrant as LeaseGrant
 from breadbox.model.types import ModelState as ModelState
+from breadbox.model.types import OpenGroup as OpenGroup
 from breadbox.model.types import PayloadReference as PayloadReference
 from breadbox.model.types import PrioritiesReply as PrioritiesReply
 from breadbox.model.types import PublishReply as PublishReply

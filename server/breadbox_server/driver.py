@@ -35,6 +35,7 @@ from breadbox_server.core.model.events import (
     LeaseEnded,
     ModelChanged,
     PayloadsDisposable,
+    RoomWaitEnded,
     WaitElapsed,
 )
 from breadbox_server.core.model.ids import BufferName, PayloadId
@@ -151,7 +152,7 @@ class Driver:
         self.session_users = SessionUsers(clock, buffers.__contains__)
         self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
-        self.step_ends = StepEnds()
+        self.step_ends = StepEnds(buffers.collects_groups)
         self._step_ends_shown_at = -math.inf
         self.bodies = InlineBodies(
             *(custodian, self.recent, self.store_watch),
@@ -356,8 +357,9 @@ class Driver:
                 self.losses.suspicion_count += event.end is LeaseEnd.EXPIRED
             elif type(event) is ModelChanged:
                 self.core.undurable_models += 1
-                self.appends.queue.doubt(event.buffer)
                 when_settled(partial(self._model_settled, event.buffer))
+            elif type(event) is RoomWaitEnded:
+                self.appends.queue.end_wait(event)
             elif isinstance(event, FetchGranted | FetchRefused | WaitElapsed):
                 when_settled(partial(self.fetches.wake, event))
         if disposable:

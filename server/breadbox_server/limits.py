@@ -544,11 +544,14 @@ limit(
     metric="breadbox_subscription_lag_chunks",
 )
 WATCHERS_MAX: Final = limit(
-    "callers that watch models, and as many that wait for chunks to read",
+    "callers that watch models, and as many that wait for chunks to read or for ends of groups",
     16_384,
     SERVER,
     "WATCHERS_FULL, for the one that has waited longest of the token that has the most (of the "
     "buffer, where there are no tokens), or for the next of it",
+)
+GROUP_ENDS_MAX: Final = limit(
+    "ends of groups in a reply", 1_024, MESSAGE, "the caller asks for those after them"
 )
 READ_LEASES_MAX: Final = limit(
     "leases of readers with a cursor",

@@ -17,6 +17,7 @@ from breadbox_server.access.authorization import Role
 from breadbox_server.access.tls import TlsFiles
 from breadbox_server.base.errors import StartError
 from breadbox_server.core.model.config import (
+    AssemblyPolicy,
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
@@ -99,8 +100,13 @@ class Settings(LogSettings, BufferLimits):
     # The limits of every buffer that is created without others; their help is the library's.
     preset: Preset | None = None
     fragments_per_chunk: int = _DEFAULTS.fragments_per_chunk
-    """Consecutive fragments of one worker that are fetched, used and evicted together. This option
-    and those below are the limits of every buffer that is created without others."""
+    """Consecutive fragments of one worker, or members of a group, that are fetched, used and
+    evicted together. This option and those below are the limits of every buffer that is created
+    without others."""
+    assembly: AssemblyPolicy = _DEFAULTS.assembly
+    """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
+    and from any worker."""
+    group_min: int = _DEFAULTS.group_min
     capacity_chunks: int = _DEFAULTS.capacity_chunks
     capacity_bytes: Bytes = _DEFAULTS.capacity_bytes
     """Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at most

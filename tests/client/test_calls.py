@@ -118,6 +118,11 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             max_wait=Duration(),
         ),
     ),
+    "GroupEnds": (
+        (7,),
+        {"max_wait_s": 0.0},
+        pb.GroupEndsRequest(buffer="b", after_number=7, max_wait=Duration()),
+    ),
     "AppendFragments": (
         ([METADATA],),
         {},

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from breadbox.diagnosis import diagnose, diagnose_arrivals, is_idle, rates_of
-from breadbox.model.types import BufferConfig, BufferDescription, BufferState, FullPolicy
+from breadbox.model.types import (
+    AssemblyPolicy,
+    BufferConfig,
+    BufferDescription,
+    BufferState,
+    FullPolicy,
+    OpenGroup,
+)
 
 WATCHED_S = 10.0
 
@@ -102,7 +109,9 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
     ),
     (
         "NONE",
-        buffer(chunk_count=50, lease_count=1, counters={"fragments_admitted": 40}),
+        buffer(
+            chunk_count=50, fragment_count=200, lease_count=1, counters={"fragments_admitted": 40}
+        ),
         ["200 fragments", "50 chunks", "4 per second"],
     ),
 ]
@@ -189,3 +198,21 @@ def test_a_session_in_which_a_version_comes_is_not_idle() -> None:
     after = replace(buffer(), model_version=6)
     assert not is_idle(buffer(), after)
     assert is_idle(after, after)
+
+
+@pytest.mark.parametrize("arrived", [0, 20])
+def test_groups_that_lack_members_are_named_with_these_and_for_how_long(arrived: int) -> None:
+    groups = (
+        OpenGroup("x", 6, (3, 5), 41.2),
+        OpenGroup("y", 7, (0,), 3.0),
+        OpenGroup("z", 1, (1, 2, 3), 1.0),
+    )
+    after = buffer(open_chunk_count=3, open_groups=groups, counters={"fragments_admitted": arrived})
+    config = replace(after.config, assembly=AssemblyPolicy.GROUPS, fragments_per_chunk=8)
+    found = judge(replace(after, config=config))
+    assert ("TOO_FEW" if arrived else "NOTHING_ARRIVES") == found.cause
+    told = (
+        "Of 3 open groups, group 'x' lacks members 3, 5 for 41 s; group 'y' lacks member 0 for "
+        "3 s; group 'z' lacks members 1, 2, 3 and 4 more for 1 s."
+    )
+    assert found.headline.endswith(told)

@@ -23,6 +23,8 @@ from breadbox.model.types import (
     BufferDescription,
     BufferState,
     FragmentReference,
+    GroupEnd,
+    GroupEndReason,
     LeaseGrant,
     ModelState,
     PayloadReference,
@@ -445,6 +447,8 @@ def test_a_wait_that_is_no_span_is_refused_before_anything_is_sent(wait_s: Any) 
         world.run(operations.watch_model(world.context, "b", None, wait_s))
     with pytest.raises(errors.InvalidRequestError, match="max_wait_s"):
         world.run(operations.load_model(world.context, "b", None, wait_s))
+    with pytest.raises(errors.InvalidRequestError, match="max_wait_s"):
+        world.run(operations.group_ends(world.context, "b", 0, wait_s))
     assert [] == world.sent
 
 
@@ -485,6 +489,21 @@ def test_a_watch_in_which_nothing_changed_returns_none_after_its_wait() -> None:
     total_s = WAIT_S_MAX_PER_CALL + 1.0
     assert world.run(operations.watch_model(world.context, "b", known, total_s)) is None
     assert total_s == world.clock.now
+
+
+def test_a_wait_for_ends_of_groups_goes_on_until_there_is_one() -> None:
+    world = OperationWorld()
+    end = GroupEnd(8, "g", GroupEndReason.STALE, 3)
+
+    def nothing_ended(call: Any) -> list[GroupEnd]:
+        world.clock.advance(call.wait_s)
+        return []
+
+    world.will("GroupEnds", nothing_ended, [end], nothing_ended)
+    total_s = WAIT_S_MAX_PER_CALL + 1.0
+    assert [end] == world.run(operations.group_ends(world.context, "b", 7, total_s))
+    assert [7, 7] == [request.after_number for request in world.requests("GroupEnds")]
+    assert [] == world.run(operations.group_ends(world.context, "b", 8, 1.0))
 
 
 # Models -----------------------------------------------------------------------------------------

@@ -158,11 +158,20 @@ def test_every_field_of_a_buffers_state_is_read() -> None:
                 worker_id="w", fragment_index=3, session_id="s", payload_id="0" * 32
             )
         ],
+        open_groups=[
+            buffer_pb2.OpenGroup(
+                group="g",
+                member_count=1,
+                lacking_members=[0, 2],
+                silent_duration=Duration(seconds=41),
+            )
+        ],
     )
     read = wire.buffer_from_wire(buffer_pb2.Buffer(name="n", state=state)).state
     for field in dataclasses.fields(types.BufferState):
         assert getattr(read, field.name), field.name
     assert (types.QuarantinedFragment("w", 3, "s", "0" * 32),) == read.quarantined
+    assert (types.OpenGroup("g", 1, (0, 2), 41.0),) == read.open_groups
     assert ["a", "b"] == list(read.counters)
     assert [0, 1] == list(read.chunk_count_by_staleness)
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import (
+    AssemblyPolicy,
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
@@ -32,11 +33,12 @@ from breadbox_server.core.model.events import (
     FetchGranted,
     FetchRefused,
     PayloadsDisposable,
+    RoomWaitEnded,
     StepsEnd,
     StepsEnded,
     WaitElapsed,
 )
-from breadbox_server.core.model.ids import CallerId, RequestId
+from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragments,
@@ -46,13 +48,17 @@ from breadbox_server.core.model.inputs import (
     Fetch,
     Fragment,
     Input,
+    LeaveQueue,
+    Offer,
     Payload,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
+    Settle,
     UndeliveredGrant,
     UpdateBuffer,
     UpdatePriorities,
+    WaitForRoom,
 )
 from breadbox_server.core.samplers import OLDEST_FIRST, SAMPLERS
 from breadbox_server.core.state.chunks import ChunkState
@@ -65,7 +71,8 @@ from breadbox_server.journal.encoding.codec import (
     encode_turn,
 )
 from breadbox_server.journal.storage.interface import BEGINNING
-from core.naive_model import NaiveBuffer, NaiveGrant
+from core.naive_groups import NaiveGroups
+from core.naive_model import NaiveBuffer, NaiveGrant, NaiveReservation, identity
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 from support.snapshots import held_chunks, snapshot_of
@@ -79,7 +86,11 @@ PICKS = st.integers(0, 999)
 Choose = Callable[[Sequence[Any]], Any]
 
 
-def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> BufferConfig:
+def make_config(
+    choose: Choose,
+    fragments_per_chunk: int | None = None,
+    assemblies: Sequence[AssemblyPolicy] = (AssemblyPolicy.CONSECUTIVE, AssemblyPolicy.GROUPS),
+) -> BufferConfig:
     """Make small limits, so that every one of them is met soon."""
     capacity_chunks = choose([3, 4, 6, 2, 1])
     minimum_count = choose([1, 1, 1, capacity_chunks])
@@ -89,8 +100,11 @@ def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> Buffe
         minimum_chunk_count=minimum_count,
         lead_chunks=choose([0.0, 1.0]),
     )
+    size = fragments_per_chunk or choose([1, 2, 3])
     return BufferConfig(
-        fragments_per_chunk=fragments_per_chunk or choose([1, 2, 3]),
+        fragments_per_chunk=size,
+        assembly=choose(assemblies),
+        group_min=min(size, choose([0, 0, 1, 2])),
         capacity_chunks=capacity_chunks,
         capacity_bytes=choose([1000, 24, 12, 1000]),
         staleness_max=choose([2, 1, 0]),
@@ -123,12 +137,17 @@ class BufferMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.group_counts: dict[str, int] = {}
+        """Groups that each worker has sent before the one that it sends."""
         self.request_count = 0
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
         self.steps_ended: dict[str, StepsEnd] = {}
         """What became of fragments, by payload; without those that are in the buffer unused."""
         self.callers_of_grant: set[int] = set()
+        self.callers_in_line: list[CallerId] = []
+        self.reservations: list[tuple[ReservationId, NaiveReservation]] = []
+        """Those whose payloads the store has not answered for, whether they live or not."""
         self.base: bytes = encode_snapshot(Snapshot(BEGINNING, 0.0, ()))
         """The latest snapshot, as a journal keeps it; without buffers: the beginning."""
         self.all_entries: list[tuple[float, Entry]] = []
@@ -145,7 +164,8 @@ class BufferMachine(RuleBasedStateMachine):
     @initialize(config=configs(), run_lengths=st.lists(st.integers(0, 7), min_size=3, max_size=3))
     def begin(self, config: BufferConfig, run_lengths: list[int]) -> None:
         self.buffers = self.make_buffers(config)
-        self.model = NaiveBuffer(config)
+        groups = config.assembly is AssemblyPolicy.GROUPS
+        self.model = NaiveGroups(config) if groups else NaiveBuffer(config)
         self.start_session("s0", None)
         for worker, length in zip(WORKERS, run_lengths, strict=True):
             self.append_run(worker, length, 1)
@@ -231,11 +251,11 @@ class BufferMachine(RuleBasedStateMachine):
         session: str | None,
         priority: float = 1.0,
     ) -> None:
-        known = self.model.workers.get(worker)
         version = max(0, self.model.version - behind)
+        name, index = self.identity(worker, step, {})
         fragment = make_fragment(
-            worker,
-            max(0, (known.next_index if known else 0) + step),
+            name,
+            index,
             session_id=session or self.model.session or "s0",
             priority=priority,
             version=version,
@@ -245,6 +265,31 @@ class BufferMachine(RuleBasedStateMachine):
         )
         self.offer(fragment)
 
+    def identity(self, worker: str, step: int, next_indices: dict[str, int]) -> tuple[str, int]:
+        """A fragment that comes *step* after a worker's next; *next_indices* are of one call.
+
+        In a buffer of groups a worker sends groups one after the other, members in any order.
+        """
+        if not isinstance(self.model, NaiveGroups):
+            known = self.model.workers.get(worker)
+            next_index = next_indices.get(worker, known.next_index if known else 0)
+            index = max(0, next_index + step)
+            next_indices[worker] = index + 1
+            return worker, index
+        name = f"{worker}{self.group_counts.get(worker, 0)}"
+        group = self.model.workers.get(name)
+        if group is not None and group.end and step <= 0:
+            self.group_counts[worker] = self.group_counts.get(worker, 0) + 1
+            name, group = f"{worker}{self.group_counts[worker]}", None
+        size = self.model.config.fragments_per_chunk
+        open_count = next_indices.get(name, len(group.open) if group else 0)
+        next_indices[name] = open_count + 1
+        # Every other group from the last member to the first; step 9 is no member at all.
+        place = (open_count + step) % size
+        if step == 9:
+            return name, size
+        return name, place if self.group_counts.get(worker, 0) % 2 else size - 1 - place
+
     @rule(
         workers=st.lists(st.sampled_from(WORKERS), min_size=2, max_size=6),
         steps=st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=6, max_size=6),
@@ -253,17 +298,14 @@ class BufferMachine(RuleBasedStateMachine):
     )
     def append_together(self, workers: list[str], steps: list[int], behind: int, size: int) -> None:
         """Fragments of one call, of which each is judged after what those before it did."""
-        next_indices = {name: known.next_index for name, known in self.model.workers.items()}
+        next_indices: dict[str, int] = {}
         fragments, expected = [], []
         version = max(0, self.model.version - behind)
         for worker, step in zip(workers, steps, strict=False):
-            index = max(0, next_indices.get(worker, 0) + step)
-            next_indices[worker] = index + 1
+            name, index = self.identity(worker, step, next_indices)
             session_id = self.model.session or "s0"
             fragments.append(
-                make_fragment(
-                    worker, index, session_id=session_id, version=version, size_bytes=size
-                )
+                make_fragment(name, index, session_id=session_id, version=version, size_bytes=size)
             )
         if self.model.waiters:
             return  # What each lets them have is followed one by one, by `append`.
@@ -280,6 +322,158 @@ class BufferMachine(RuleBasedStateMachine):
         answers = self.apply(AppendFragments(B, fragments))
         assert expected == [each.outcome for each in answers]
 
+    @rule(
+        workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=6),
+        steps=st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=6, max_size=6),
+        age=st.sampled_from([0, 0, 0, 1, 9]),
+        size=st.integers(1, 3),
+        pick=PICKS,
+        reserve_s=st.sampled_from([1.0, 4.0, 30.0]),
+        twice=st.sampled_from([False, False, False, True]),
+    )
+    def offer_together(
+        self,
+        workers: list[str],
+        steps: list[int],
+        age: int,
+        size: int,
+        pick: int,
+        reserve_s: float,
+        twice: bool,
+    ) -> None:
+        """Fragments of one call whose payloads are still to be confirmed.
+
+        What finds no room waits for it, or not.
+        """
+        next_indices = {name: tail.next_index for name, tail in self.model.tails.items()}
+        if isinstance(self.model, NaiveGroups):
+            next_indices = {
+                name: len(self.model.reserved_members(name)) + (len(group.open) if group else 0)
+                for name in self.model.tails
+                for group in [self.model.workers.get(name)]
+            }
+        fragments: list[Fragment] = []
+        for place, (worker, step) in enumerate(zip(workers, steps, strict=False)):
+            name, index = self.identity(worker, step, next_indices)
+            version = max(0, self.model.version - (age if place % 2 else 0))
+            session_id = self.model.session or "s0"
+            payload = fragments[-1].payload if twice and place == 2 else None
+            fragments.append(
+                make_fragment(
+                    name,
+                    index,
+                    session_id=session_id,
+                    version=version,
+                    size_bytes=size,
+                    payload=payload,
+                    discontinuity=step == 1 and place % 2 == 0,
+                )
+            )
+        lacks = self.offer_these(fragments, None, reserve_s)
+        if lacks is not None and pick % 4:
+            self.wait_for_room(*lacks, None, [0.5, 2.0, 20.0][pick % 3])
+
+    def offer_these(
+        self, fragments: list[Fragment], caller_id: CallerId | None, reserve_s: float
+    ) -> tuple[Fragment, AdmissionOutcome] | None:
+        """Offer fragments, and give the first that has to wait, with what it waits for."""
+        expires_at = self.now + reserve_s
+        reservation_count = len(self.model.reservations)
+        expected = self.model.offer(fragments, caller_id, expires_at, self.now)
+        command = Offer(B, fragments, caller_id, expires_at)
+        if not isinstance(expected, list):
+            self.apply(command, expected)
+            return None
+        offered = self.apply(command)
+        got = [None if each is None else each.outcome for each in offered.answers]
+        assert expected == got
+        assert (offered.reservation_id is not None) == (None in expected)
+        if len(self.model.reservations) > reservation_count:
+            self.reservations.append((offered.reservation_id, self.model.reservations[-1]))
+        last = expected[-1] if expected else None
+        if last is None or not last.asks_to_wait:
+            return None
+        return fragments[len(expected) - 1], last
+
+    def wait_for_room(
+        self,
+        fragment: Fragment,
+        waits_for: AdmissionOutcome,
+        caller_id: CallerId | None,
+        wait_s: float,
+    ) -> None:
+        deadline_at = self.now + wait_s
+        command = WaitForRoom(B, fragment, waits_for, deadline_at, caller_id)
+        told = self.buffers.apply(command, now=self.now)
+        assert caller_id is None or told == caller_id or not self.model.find_caller(caller_id)
+        former = self.model.wait_for_room(fragment, waits_for, deadline_at, told)
+        events = [each for each in self.buffers.take_events() if isinstance(each, RoomWaitEnded)]
+        assert [each.caller_id for each in events] == ([] if former is None else [former])
+        self.callers_in_line.append(told)
+
+    @precondition(lambda self: self.model.line)
+    @rule(pick=PICKS, reserve_s=st.sampled_from([1.0, 30.0]))
+    def call_up(self, pick: int, reserve_s: float) -> None:
+        """Whose turn it is gets an offer at once; who is refused still may wait on, or go."""
+        naive = self.model.call_up()
+        for number, caller_id in enumerate(self.buffers.call_up(now=self.now)):
+            position = next(naive)
+            assert position.caller_id == caller_id
+            size_bytes = position.fragment.payload.size_bytes
+            payload = make_fragment(size_bytes=size_bytes).payload
+            fragment = dataclasses.replace(position.fragment, payload=payload)
+            lacks = self.offer_these([fragment], caller_id, reserve_s)
+            if lacks is not None:
+                self.wait_for_room(*lacks, caller_id, 2.0)
+            elif (pick + number) % 3 == 0:
+                self.leave_line(caller_id, keeps_place=pick % 2 == 0)
+        assert next(naive, None) is None, "one that has room was not called up"
+
+    @precondition(lambda self: self.callers_in_line)
+    @rule(pick=PICKS, keeps_place=st.booleans())
+    def leave(self, pick: int, keeps_place: bool) -> None:
+        """A caller's turn is over, or it has gone; perhaps it is not in the line any more."""
+        self.leave_line(self.pick(self.callers_in_line[-4:], pick), keeps_place=keeps_place)
+
+    def leave_line(self, caller_id: CallerId, *, keeps_place: bool) -> None:
+        self.model.leave_line(caller_id, keeps_place, self.now)
+        self.apply(LeaveQueue(B, caller_id, keeps_place))
+
+    @precondition(lambda self: self.model.line)
+    @rule(pick=PICKS, wait_s=st.sampled_from([0.5, 2.0, 20.0]), goes_on=st.booleans())
+    def come_again(self, pick: int, wait_s: float, goes_on: bool) -> None:
+        """An append that waits, or is to come again, waits once more, or with its next fragment."""
+        position = self.pick(self.model.line, pick)
+        fragment = position.fragment
+        if goes_on:
+            index = fragment.fragment_index + 1
+            fragment = dataclasses.replace(fragment, fragment_index=index)
+        caller_id = position.caller_id if pick % 2 else None
+        self.wait_for_room(fragment, position.waits_for, caller_id, wait_s)
+
+    @precondition(lambda self: self.reservations)
+    @rule(pick=PICKS, missing=st.sets(st.integers(0, 5), max_size=2))
+    def settle(self, pick: int, missing: set[int]) -> None:
+        """The store has answered, in time or after the reservation ended; perhaps once more."""
+        reservation_id, reservation = self.pick(self.reservations[-3:], pick)
+        count = len(reservation.fragments)
+        # What was deleted meanwhile is not there any more.
+        gone = {payload.payload_id for payload in self.disposed}
+        there = [
+            place not in missing and fragment.payload.payload_id not in gone
+            for place, fragment in enumerate(reservation.fragments)
+        ]
+        if self.model.waiters and count > 1:
+            there = [False] * count  # What each lets them have is followed one by one.
+        if pick % 5 == 0:
+            there = there[:-1]
+        expected = self.model.settle(reservation, there, self.now)
+        answers = self.apply(Settle(B, reservation_id, there))
+        got = [None if each is None else each.outcome for each in answers]
+        assert expected == got, f"{reservation}, there: {there}"
+        if pick % 4:
+            self.reservations.remove((reservation_id, reservation))
+
     @precondition(lambda self: self.model.payload_ids())
     @rule(pick=PICKS)
     def append_payload_in_use(self, pick: int) -> None:
@@ -289,12 +483,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     def offer(self, fragment: Fragment) -> None:
         expected = self.model.expect_append(fragment)
-        look_ahead = self.look_ahead(fragment)
         if not isinstance(expected, AdmissionOutcome):
-            assert look_ahead is expected
             self.apply(AppendFragments(B, [fragment]), expected)
             return
-        assert look_ahead is expected
         before = self.visible()
         worker = self.model.workers.get(fragment.worker_id)
         first = worker.judged.get(fragment.fragment_index) if worker else None
@@ -306,14 +497,6 @@ class BufferMachine(RuleBasedStateMachine):
             assert answer.first_outcome is (None if is_forgotten else first)
         if expected not in (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE):
             assert self.visible() == before, "a refused fragment changed something"
-
-    def look_ahead(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
-        """Say what `judge` foresees."""
-        try:
-            foreseen = self.buffers.judge(B, fragment, now=self.now)
-        except DomainError as error:
-            return type(error)
-        return AdmissionOutcome.ADMITTED if foreseen is None else foreseen.outcome
 
     @rule(
         chunk_count=st.sampled_from([1, 1, 1, 1, 2, 2, 3, 4]),
@@ -454,9 +637,14 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(config=configs(), keeps_length=st.booleans())
     def update(self, config: BufferConfig, keeps_length: bool) -> None:
+        config = dataclasses.replace(config, assembly=self.model.config.assembly)
         if keeps_length:
             fragments_per_chunk = self.model.config.fragments_per_chunk
-            config = dataclasses.replace(config, fragments_per_chunk=fragments_per_chunk)
+            config = dataclasses.replace(
+                config,
+                fragments_per_chunk=fragments_per_chunk,
+                group_min=min(config.group_min, fragments_per_chunk),
+            )
         refused = self.model.update(config)
         if not isinstance(refused, list):
             self.apply(UpdateBuffer(B, config), refused)
@@ -484,8 +672,12 @@ class BufferMachine(RuleBasedStateMachine):
         assert instant > self.now, "a timer in the past"
         self.now = instant
         self.model.expire(instant)
+        ended = self.model.end_waits(instant)
         self.buffers.handle_timer(now=instant)
-        self.follow(self.buffers.take_events())
+        events = self.buffers.take_events()
+        told = [each for each in events if isinstance(each, RoomWaitEnded)]
+        assert ended == [(each.caller_id, each.outcome) for each in told]
+        self.follow([each for each in events if each not in told])
         timer = self.buffers.next_timer()
         assert timer is None or timer > instant, "I6"
         late = [c for w in self.model.waiters for c in w.callers if c.deadline_at <= instant]
@@ -516,6 +708,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert recovered.snapshot() == self.buffers.snapshot(), "replayed to another state"
         self.buffers = recovered
         self.model.lose_callers()
+        self.reservations, self.callers_in_line = [], []
 
     def keep_entries(self) -> None:
         entries = self.buffers.take_entries()
@@ -569,6 +762,8 @@ class BufferMachine(RuleBasedStateMachine):
                         refused = self.model.refuse_head_beyond_bytes()
                     assert isinstance(error, FetchExceedsCapacityError)
                     assert caller_id == refused.pop(0)
+                case RoomWaitEnded():
+                    raise AssertionError("a wait for room has ended for no reason")
                 case PayloadsDisposable(payloads=payloads):
                     self.disposed.extend(payloads)
                 case StepsEnded(end=end, fragments=fragments):
@@ -603,11 +798,10 @@ class BufferMachine(RuleBasedStateMachine):
             assert request_id == self.model.waiters[0].request_id, "the head was overtaken"
             self.callers_of_grant = {c.caller_id for c in self.model.waiters[0].callers}
             prepared = self.buffers[B].prepared(request_id)
-            size = self.model.config.fragments_per_chunk
-            numbers = [granted.chunk_id for granted in prepared[::size]]
             taken = snapshot_of(self.buffers, B)
             grants = [*taken.live_grants, *taken.ended_grants]
             [real] = [grant for grant in grants if grant.request_id == request_id]
+            numbers = [granted.chunk_id for granted in real.chunks]
             lease_ids = [lease.lease_id for lease in real.leases]
             held = {chunk.number: chunk for chunk in self.model.held}
             for granted in prepared:
@@ -629,9 +823,10 @@ class BufferMachine(RuleBasedStateMachine):
         lease.told += 1
         expected = [fragment for chunk in lease.chunks for fragment in chunk.fragments]
         assert [granted.fragment for granted in event.fragments] == expected
-        shares = [self.buffers[B].prepared(grant.request_id)]
-        size = len(shares[0]) // grant.world_size
-        assert event.fragments == shares[0][lease.rank * size : (lease.rank + 1) * size]
+        before = [each for other in grant.leases[: lease.rank] for each in other.chunks]
+        start = sum(len(chunk.fragments) for chunk in before)
+        shares = self.buffers[B].prepared(grant.request_id)
+        assert event.fragments == shares[start : start + len(expected)]
         self.told_leases.append(event.lease_id)
 
     @invariant()
@@ -658,7 +853,7 @@ class BufferMachine(RuleBasedStateMachine):
             "chunk_count": len(model.held),
             "open_chunk_count": len(opened),
             "open_fragment_count": sum(map(len, opened)),
-            "fragment_count": len(model.held) * model.config.fragments_per_chunk,
+            "fragment_count": sum(len(chunk.fragments) for chunk in model.held),
             "payload_bytes": model.referred_bytes,
             "weights_bytes": sum(weights.size_bytes for _, weights in model.weights),
             "lease_count": len(model.live_leases),
@@ -674,8 +869,24 @@ class BufferMachine(RuleBasedStateMachine):
         held = held_chunks(self.buffers, B)
         expected_held = [(c.number, c.uses, c.priority) for c in model.held]
         assert [(c.chunk_id, c.use_count, c.priority) for c in held] == expected_held
+        queue = self.buffers._shared.states[B].queue  # noqa: SLF001 - shown nowhere
+        line = [
+            (place, None if each.is_kept else each.caller_id, each.is_called)
+            for place, each in queue._positions.items()  # noqa: SLF001 - shown nowhere
+        ]
+        assert line == [(identity(p.fragment), p.caller_id, p.is_called) for p in model.line]
+        if isinstance(model, NaiveGroups):
+            self.looks_like_the_model_of_groups(model)
         uses = seen.counters["uses"] - seen.counters["chunks_returned"]
         assert uses >= 0
+
+    def looks_like_the_model_of_groups(self, model: NaiveGroups) -> None:
+        ends = self.buffers[B].group_ends(0, 1000)
+        assert model.ends() == {each.group: (each.reason.value, each.member_count) for each in ends}
+        assert model.end_count == self.buffers.group_end_count(B)
+        counters = self.buffers.describe(B, now=self.now).counters
+        names = [name for name in counters if name.startswith("groups_")]
+        assert model.end_count == sum(counters[name] for name in names)
 
     def teardown(self) -> None:
         """At the end of everything, nothing is left."""
@@ -689,6 +900,10 @@ class BufferMachine(RuleBasedStateMachine):
         if self.buffers[B].model.session_id:
             self.apply(EndSession(B, self.buffers[B].model.session_id))
         self.advance(100.0, is_late=False)
+        assert self.model.reservations == []
+        assert [each for each in self.model.line if not each.is_called] == []
+        for caller_id in self.callers_in_line:
+            self.leave_line(caller_id, keeps_place=False)
         seen = self.buffers.describe(B, now=self.now)
         left = (seen.chunk_count, seen.payload_bytes, seen.weights_bytes, seen.worker_count)
         assert left == (0, 0, 0, 0)

@@ -5,7 +5,7 @@ objects if the choice was not allowed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from breadbox_server.core.model.config import (
@@ -70,6 +70,56 @@ class NaiveWorker:
     forgotten_below: int = 0
     open: list[Fragment] = field(default_factory=list)
     touched_at: float = 0.0
+    touched_as: int = 0
+    """Which of the model's touches that was."""
+    end: str = ""
+    """Why a group ended."""
+
+
+@dataclass
+class NaiveReservation:
+    """Fragments whose payloads are being confirmed, and which of them will close a chunk."""
+
+    fragments: list[Fragment]
+    places: int
+    expires_at: float
+
+    @property
+    def size(self) -> int:
+        return sum(fragment.payload.size_bytes for fragment in self.fragments)
+
+
+@dataclass
+class NaivePosition:
+    """A place in the line of appends that wait for room: a caller's, or kept for it."""
+
+    fragment: Fragment
+    caller_id: CallerId | None
+    waits_for: AdmissionOutcome
+    until: float
+    """The caller's deadline, or until when the position is kept."""
+    is_called: bool = False
+    is_noted: bool = False
+    """Whether a change of session or version has made its fragment one that is refused."""
+
+    @property
+    def waits(self) -> bool:
+        return self.caller_id is not None and not self.is_called
+
+    def is_of(self, fragment: Fragment) -> bool:
+        return identity(self.fragment) == identity(fragment)
+
+
+def identity(fragment: Fragment) -> tuple[str, str, int]:
+    return fragment.session_id, fragment.worker_id, fragment.fragment_index
+
+
+@dataclass
+class NaiveTail:
+    """What a worker will have open once its reserved fragments are admitted."""
+
+    next_index: int
+    open_count: int
 
 
 @dataclass
@@ -113,6 +163,9 @@ class NaiveWaiter:
 
 
 class NaiveBuffer:
+    is_in_order = True
+    """What comes after a fragment that is missing waits for it."""
+
     def __init__(self, config: BufferConfig) -> None:
         self.config = config
         self.session = ""
@@ -129,6 +182,9 @@ class NaiveBuffer:
         self.inserted = self.delivered = 0
         self.closed_fragment_count = 0
         self.set_count = 0
+        self.reservations: list[NaiveReservation] = []
+        self.tails: dict[str, NaiveTail] = {}
+        self.line: list[NaivePosition] = []
         self.may_lack_places = False
         """Limits of now or before let more chunks in than have a place when all come back."""
 
@@ -144,6 +200,17 @@ class NaiveBuffer:
         away = [chunk for chunk in self.chunks if chunk.place == USED_UP]
         current = [chunk for chunk in away if chunk.fragments[0].session_id == self.session]
         return len(self.held) + len(current)
+
+    @property
+    def reserved_places(self) -> int:
+        return sum(each.places for each in self.reservations)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that must be free: where chunks are evicted, others give way to reserved ones."""
+        if self.config.full_policy is FullPolicy.BLOCK:
+            return sum(each.size for each in self.reservations)
+        return 0
 
     @property
     def referred_bytes(self) -> int:
@@ -180,9 +247,9 @@ class NaiveBuffer:
             return True
         if self.waiters and self.has_leases(self.waiters[0].world_size):
             return True
-        ahead = self.inserted * limiter.ratio - self.delivered
+        ahead = (self.inserted + self.reserved_places) * limiter.ratio - self.delivered
         return (
-            len(self.held) < limiter.minimum_chunk_count
+            len(self.held) + self.reserved_places < limiter.minimum_chunk_count
             or ahead + limiter.ratio <= limiter.lead_chunks + limiter.error_chunks
         )
 
@@ -205,6 +272,7 @@ class NaiveBuffer:
             return SessionNotCurrentError
         self.end(self.session)
         self.session, self.version = session, version or 0
+        self.note_outdated()
         return None
 
     def end(self, session: str) -> None:
@@ -216,9 +284,12 @@ class NaiveBuffer:
         for worker in self.workers.values():
             self.dispose(worker.open)
         self.workers.clear()
+        self.reservations.clear()
+        self.tails.clear()
         self.disposed += [weights for _, weights in self.weights]
         self.weights.clear()
         self.session, self.version = "", 0
+        self.note_outdated()
         self.inserted = self.delivered = 0
 
     def publish(
@@ -236,6 +307,7 @@ class NaiveBuffer:
             self.disposed += [old for _, old in self.weights[:-2]]
             self.weights = self.weights[-2:]
         self.drop_stale()
+        self.note_outdated()
         return None
 
     @property
@@ -258,7 +330,9 @@ class NaiveBuffer:
 
     # Fragments
 
-    def expect_append(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
+    def expect_append(
+        self, fragment: Fragment, tail: NaiveTail | None = None
+    ) -> AdmissionOutcome | type[DomainError]:
         if not self.session or fragment.session_id != self.session:
             return AdmissionOutcome.WRONG_SESSION
         worker = self.workers.get(fragment.worker_id)
@@ -270,32 +344,219 @@ class NaiveBuffer:
         size = fragment.payload.size_bytes
         if fragment.model_version_max > self.version or size > self.config.capacity_bytes:
             return InvalidArgumentError
-        if fragment.payload.payload_id in self.payload_ids():
+        reserved = [each for held in self.reservations for each in held.fragments]
+        taken = self.payload_ids() + [each.payload.payload_id for each in reserved]
+        if fragment.payload.payload_id in taken:
             return InvalidArgumentError
         is_full = worker is None and len(self.workers) >= self.config.workers_max
         if is_full and self.idle_worker() is None:
             return WorkersFullError
         if fragment.model_version_min < self.oldest_fresh:
             return AdmissionOutcome.STALE
-        return self.expect_fit(fragment, worker)
+        return self.expect_fit(fragment, worker, tail)
 
-    def expect_fit(self, fragment: Fragment, worker: NaiveWorker | None) -> AdmissionOutcome:
+    def expect_fit(
+        self, fragment: Fragment, worker: NaiveWorker | None, tail: NaiveTail | None
+    ) -> AdmissionOutcome:
         evicts = self.config.full_policy is FullPolicy.EVICT
         opened = worker.open if worker else []
-        goes_on = self.goes_on(opened, fragment)
-        opened_after = [*opened, fragment] if goes_on else [fragment]
-        if len(opened_after) == self.config.fragments_per_chunk:
+        if self.count_after(fragment, worker, tail) == self.config.fragments_per_chunk:
             if not self.may_insert():
                 return AdmissionOutcome.BUFFER_FULL
-            if self.place_count >= self.config.capacity_chunks and not evicts:
+            taken = self.place_count + self.reserved_places
+            if taken >= self.config.capacity_chunks and not evicts:
                 return AdmissionOutcome.BUFFER_FULL
+        goes_on = tail is not None or self.goes_on(opened, fragment)
         freed = 0 if goes_on else sum(f.payload.size_bytes for f in opened)
         if evicts:
             freed += sum(chunk.size for chunk in self.held if not chunk.leases)
-        needed = self.referred_bytes - freed + fragment.payload.size_bytes
+        needed = self.referred_bytes + self.reserved_bytes - freed + fragment.payload.size_bytes
         if needed > self.config.capacity_bytes:
             return AdmissionOutcome.BYTES_FULL
         return AdmissionOutcome.ADMITTED
+
+    def count_after(
+        self, fragment: Fragment, worker: NaiveWorker | None, tail: NaiveTail | None
+    ) -> int:
+        """How many fragments its chunk has with a fragment, behind what is open, or reserved."""
+        if tail is None:
+            opened = worker.open if worker else []
+            return len(opened) + 1 if self.goes_on(opened, fragment) else 1
+        follows = fragment.fragment_index == tail.next_index and not fragment.discontinuity
+        return tail.open_count + 1 if follows else 1
+
+    def is_awaited(self, fragment: Fragment) -> bool:
+        """Whether another fragment, which is reserved, decides about this one."""
+        tail = self.tails.get(fragment.worker_id)
+        return tail is not None and fragment.fragment_index < tail.next_index
+
+    def may_overtake(
+        self, fragment: Fragment, worker: NaiveWorker | None, behind: AdmissionOutcome
+    ) -> bool:
+        """Whether a fragment takes nothing of what the first lacks that waits for room."""
+        if behind is AdmissionOutcome.BUFFER_FULL:
+            count = self.count_after(fragment, worker, self.tails.get(fragment.worker_id))
+            return count < self.config.fragments_per_chunk
+        return not self.held and not self.live_leases
+
+    def offer(
+        self,
+        fragments: Sequence[Fragment],
+        caller_id: CallerId | None,
+        expires_at: float,
+        now: float,
+    ) -> list[AdmissionOutcome | None] | type[DomainError]:
+        """Judge fragments, and reserve room for those that would be admitted (None)."""
+        answers: list[AdmissionOutcome | None] = []
+        reservation = NaiveReservation([], 0, expires_at)
+        waits_for = [each.waits_for for each in self.line if each.waits]
+        is_in_line = caller_id is not None and self.find_caller(caller_id) is not None
+        behind = None if is_in_line or not waits_for else waits_for[0]
+        for fragment in fragments:
+            if self.is_awaited(fragment):
+                break
+            worker, tail = self.workers.get(fragment.worker_id), self.tails.get(fragment.worker_id)
+            outcome = self.expect_append(fragment, tail)
+            if not isinstance(outcome, AdmissionOutcome):
+                if not answers:
+                    return outcome
+                break
+            if outcome is AdmissionOutcome.ADMITTED:
+                if behind is None or self.may_overtake(fragment, worker, behind):
+                    if not reservation.fragments:
+                        self.reservations.append(reservation)
+                    self.reserve(reservation, fragment, worker, tail)
+                    answers.append(None)
+                    continue
+                outcome = behind
+            if reservation.fragments and outcome.asks_again:
+                break
+            if outcome is AdmissionOutcome.STALE and tail is not None:
+                break
+            self.append(fragment, outcome, now)
+            answers.append(outcome)
+            if outcome.asks_again:
+                break
+        return answers
+
+    def find_caller(self, caller_id: CallerId) -> NaivePosition | None:
+        return next((each for each in self.line if each.caller_id == caller_id), None)
+
+    def wait_for_room(
+        self,
+        fragment: Fragment,
+        waits_for: AdmissionOutcome,
+        deadline_at: float,
+        caller_id: CallerId,
+    ) -> CallerId | None:
+        """Let a caller join the line, and give the one that loses its position to it."""
+        own = self.find_caller(caller_id)
+        if own is not None and not own.is_of(fragment):
+            self.line.remove(own)
+        new = NaivePosition(fragment, caller_id, waits_for, deadline_at)
+        for place, each in enumerate(self.line):
+            if each.is_of(fragment):
+                self.line[place] = new
+                return None if each.caller_id == caller_id else each.caller_id
+        self.line.append(new)
+        return None
+
+    def leave_line(self, caller_id: CallerId, keeps_place: bool, now: float) -> None:
+        position = self.find_caller(caller_id)
+        if position is None:
+            return
+        if keeps_place:
+            position.caller_id, position.until, position.is_called = None, now + 5.0, False
+        else:
+            self.line.remove(position)
+
+    def is_outdated(self, position: NaivePosition) -> bool:
+        is_of_now = bool(self.session) and position.fragment.session_id == self.session
+        return not is_of_now or position.fragment.model_version_min < self.oldest_fresh
+
+    def note_outdated(self) -> None:
+        for position in self.line:
+            position.is_noted = position.waits and self.is_outdated(position)
+
+    def call_up(self) -> Iterator[NaivePosition]:
+        """Call up who has its turn; what each is offered is taken before the next is looked at."""
+        for position in list(self.line):
+            if position.waits and position.is_noted:
+                position.is_called = True
+                yield position
+        lacks: AdmissionOutcome | None = None
+        for position in list(self.line):
+            if not position.waits:
+                continue
+            fragment = position.fragment
+            worker, tail = self.workers.get(fragment.worker_id), self.tails.get(fragment.worker_id)
+            if lacks is not None and not self.may_overtake(fragment, worker, lacks):
+                return
+            outcome = self.expect_append(fragment, tail)
+            if isinstance(outcome, AdmissionOutcome) and outcome.asks_to_wait:
+                lacks = position.waits_for = outcome
+            else:
+                position.is_called = True
+                yield position
+
+    def end_waits(self, now: float) -> list[tuple[CallerId, AdmissionOutcome]]:
+        """End the waits that are over, and give whose they were, in order of their deadlines."""
+        due = [each for each in self.line if each.waits and each.until <= now]
+        ended = []
+        for each in sorted(due, key=lambda each: (each.until, each.caller_id)):
+            assert each.caller_id is not None
+            ended.append((each.caller_id, each.waits_for))
+            self.leave_line(each.caller_id, True, now)
+        self.line = [each for each in self.line if each.caller_id or each.until > now]
+        return ended
+
+    def reserve(
+        self,
+        reservation: NaiveReservation,
+        fragment: Fragment,
+        worker: NaiveWorker | None,
+        tail: NaiveTail | None,
+    ) -> None:
+        count = self.count_after(fragment, worker, tail)
+        closes = count == self.config.fragments_per_chunk
+        self.tails[fragment.worker_id] = NaiveTail(
+            fragment.fragment_index + 1, 0 if closes else count
+        )
+        reservation.places += closes
+        reservation.fragments.append(fragment)
+
+    def end_reservation(self, reservation: NaiveReservation) -> None:
+        if reservation in self.reservations:
+            self.reservations.remove(reservation)
+        workers = {each.worker_id for held in self.reservations for each in held.fragments}
+        self.tails = {name: tail for name, tail in self.tails.items() if name in workers}
+
+    def settle(
+        self, reservation: NaiveReservation, there: Sequence[bool], now: float
+    ) -> list[AdmissionOutcome | None]:
+        """Admit what is there, as if it came only now, with the reserved room for it."""
+        if reservation not in self.reservations:
+            return []
+        self.end_reservation(reservation)
+        answers: list[AdmissionOutcome | None] = []
+        missing = set()
+        for fragment, is_there in zip(reservation.fragments, there, strict=False):
+            if fragment.worker_id in missing:
+                answers.append(None)
+                continue
+            outcome = self.expect_append(fragment)
+            if not isinstance(outcome, AdmissionOutcome):
+                break
+            if not is_there and outcome is AdmissionOutcome.ADMITTED:
+                if self.is_in_order:
+                    missing.add(fragment.worker_id)
+                answers.append(None)
+                continue
+            self.append(fragment, outcome, now)
+            answers.append(outcome)
+            if outcome.asks_again:
+                break
+        return answers
 
     @staticmethod
     def goes_on(opened: list[Fragment], fragment: Fragment) -> bool:
@@ -637,11 +898,15 @@ class NaiveBuffer:
                 and (gives_back or not was_gone)
             ):
                 self.inserted -= 1
+                self.note_unused(chunk)
             self.forget_if_unreferred(chunk)
         if not grant.lives:
             self.grants.remove(grant)
             self.ended.append(grant)
             self.trim_ended()
+
+    def note_unused(self, chunk: NaiveChunk) -> None:
+        """Take note of a chunk that is gone without a use, since it was given back."""
 
     def trim_ended(self) -> None:
         while len(self.ended) > 1:
@@ -652,6 +917,9 @@ class NaiveBuffer:
     def lose_callers(self) -> None:
         """What a restart of the process does: callers are gone, grants were told once."""
         self.waiters.clear()
+        self.reservations.clear()
+        self.tails.clear()
+        self.line.clear()
         for lease in self.live_leases:
             lease.told = 1
 
@@ -691,12 +959,17 @@ class NaiveBuffer:
         return [caller.caller_id for waiter in impossible for caller in waiter.callers]
 
     def expire(self, now: float) -> None:
+        for reservation in [each for each in self.reservations if each.expires_at <= now]:
+            self.end_reservation(reservation)
+        self.expire_leases(now)
+        self.discard_silent(now)
+
+    def expire_leases(self, now: float) -> None:
         gives_back = self.config.lease_expiry_policy is LeaseExpiryPolicy.GIVE_BACK
         due = [(g, lease) for g in self.grants for lease in g.leases if not lease.end]
         due = [(g, lease) for g, lease in due if lease.expires_at <= now]
         for grant, lease in sorted(due, key=lambda pair: (pair[1].expires_at, pair[1].lease_id)):
             self.end_lease(grant, lease, "expired", gives_back)
-        self.discard_silent(now)
 
     def discard_silent(self, now: float) -> None:
         for worker in self.workers.values():

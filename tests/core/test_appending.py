@@ -260,17 +260,6 @@ def test_payload_that_can_never_fit_is_refused() -> None:
         world.append(size_bytes=11)
 
 
-def test_look_ahead_is_the_answer_and_changes_nothing() -> None:
-    world = World(capacity_chunks=1, full_policy=FullPolicy.BLOCK)
-    fragment = make_fragment("w0", 0)
-    assert world.buffers.judge(DEFAULT_BUFFER, fragment, now=world.now) is None
-    assert 0 == world.count("fragments_admitted")
-    world.offer(fragment)
-    foreseen = world.buffers.judge(DEFAULT_BUFFER, make_fragment("w0", 1), now=world.now)
-    assert foreseen is not None
-    assert AdmissionOutcome.BUFFER_FULL is foreseen.outcome
-
-
 def test_full_buffer_evicts_the_oldest_even_under_lease() -> None:
     """B7: the chunk goes, its payload stays until the lease ends."""
     world = World(capacity_chunks=2, uses_max=2, sampler="oldest_first")
@@ -373,27 +362,6 @@ def test_a_restored_buffer_still_knows_the_number_of_steps() -> None:
     world.buffers = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
     with pytest.raises(SchemaMismatchError, match="32 wanted, 64 got"):
         world.append("w1", step_count=64)
-
-
-def test_what_waits_for_a_place_is_passed_only_by_what_takes_none() -> None:
-    world = World(fragments_per_chunk=2, full_policy=FullPolicy.BLOCK)
-    world.append("w0", 0)
-    full = AdmissionOutcome.BUFFER_FULL
-    opens, closes = make_fragment("w1"), make_fragment("w0", 1)
-    assert world.buffers[DEFAULT_BUFFER].may_overtake(opens, full)
-    assert not world.buffers[DEFAULT_BUFFER].may_overtake(closes, full)
-
-
-def test_what_waits_for_bytes_is_passed_only_while_nothing_is_there_that_makes_room() -> None:
-    world = World(full_policy=FullPolicy.BLOCK, uses_max=1)
-    fragment, full = make_fragment("w1"), AdmissionOutcome.BYTES_FULL
-    assert world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
-    world.append("w0", 0)
-    assert not world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
-    grant = world.granted(1)
-    assert not world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
-    world.release(grant.lease_id)
-    assert world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
 
 
 def test_a_group_is_judged_one_after_the_other_up_to_the_first_that_has_to_wait() -> None:

@@ -14,11 +14,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from breadbox_server.core.model.inputs import ReleaseMode
 from breadbox_server.core.state import buffer_state as state
 from breadbox_server.core.state.holdings import ChunkHoldings
+from breadbox_server.core.state.room import Room
+from breadbox_server.core.state.room_queue import RoomQueue
 from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=250,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -69,6 +71,43 @@ def test_a_buffer_that_forgets_what_is_given_back_is_found_on_a_walk() -> None:
         take_walks()
 
 
+class LooseRoom(Room):
+    """A broken variant: reserved places are free for others."""
+
+    def add(self, reservation: Any, run: Any, open_count: Any = None) -> None:
+        before = self.place_count, reservation.place_count
+        super().add(reservation, run, open_count)
+        self.place_count, reservation.place_count = before
+
+
+class PushyQueue(RoomQueue):
+    """A broken variant: a caller that comes again goes to the end."""
+
+    def keep(self, position: Any, until: float) -> None:
+        super().remove(position)
+
+
+class BlindQueue(RoomQueue):
+    """A broken variant: late appends do not see those that wait."""
+
+    def waits_for(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "broken", [LooseRoom, PushyQueue, BlindQueue], ids=lambda each: each.__name__
+)
+def test_broken_room_is_found_on_a_walk(broken: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, broken.__base__.__name__, broken)
+
+    def take_walks() -> None:
+        for seed in range(WALK_COUNT):
+            walk(BufferMachine(), seed, WALK_LENGTH)
+
+    with pytest.raises((AssertionError, StopIteration)):
+        take_walks()
+
+
 def walk(machine: BufferMachine, seed: int, length: int) -> None:
     """Take random steps, most of them such as healthy callers take."""
     rng = random.Random(seed)
@@ -91,6 +130,40 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
                 choose([False, False, True]),
                 choose([None, None, None, None, "s0"]),
                 choose([1.0, 0.0, 0.25, 9.0]),
+            ),
+        ),
+        "offer": (
+            14,
+            lambda: machine.offer_together(
+                [choose(WORKERS) for _ in range(choose([1, 2, 5]))],
+                [choose([0, 0, 0, 0, 1, -1]) for _ in range(6)],
+                choose([0, 0, 1, 9]),
+                choose([1, 2]),
+                pick(),
+                choose([1.0, 30.0]),
+                choose([False, False, False, True]),
+            ),
+        ),
+        "settle": (
+            18,
+            lambda: (
+                machine.reservations
+                and machine.settle(pick(), {pick() % 6 for _ in range(choose([0, 0, 1, 2]))})
+            ),
+        ),
+        "call up": (
+            10,
+            lambda: machine.model.line and machine.call_up(pick(), choose([1.0, 30.0])),
+        ),
+        "leave": (
+            4,
+            lambda: machine.callers_in_line and machine.leave(pick(), choose([True, False])),
+        ),
+        "come again": (
+            4,
+            lambda: (
+                machine.model.line
+                and machine.come_again(pick(), choose([0.5, 2.0, 20.0]), choose([True, False]))
             ),
         ),
         "priorities": (

@@ -21,6 +21,7 @@ from breadbox_server.core.model.inputs import (
     CreateBuffer,
     DeleteBuffer,
     Fetch,
+    Offer,
     Payload,
 )
 from core.world import World
@@ -86,7 +87,7 @@ def test_everything_about_an_unknown_buffer_is_refused() -> None:
         lambda: world.buffers.describe(OTHER, now=world.now),
         lambda: world.buffers[OTHER].model,
         lambda: world.buffers[OTHER].prepared(RequestId("r")),
-        lambda: world.buffers.judge(OTHER, make_fragment(), now=world.now),
+        lambda: world.buffers.apply(Offer(OTHER, [make_fragment()]), now=world.now),
         lambda: world.buffers[OTHER].payloads(),
     ):
         with pytest.raises(BufferNotFoundError, match="no buffer is named 'other'"):
@@ -157,7 +158,7 @@ def test_drain_refuses_waiters_and_new_work_but_not_the_end_of_old_work() -> Non
     for act in (
         lambda: world.fetch(1),
         lambda: world.append("w0", 2),
-        lambda: world.buffers.judge(DEFAULT_BUFFER, make_fragment("w0", 2), now=world.now),
+        lambda: world.reserve(make_fragment("w0", 2)),
     ):
         with pytest.raises(DrainingError):
             act()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
@@ -18,7 +18,7 @@ from breadbox_server.core.model.config import (
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.events import FetchGranted, WaitElapsed
-from breadbox_server.core.model.inputs import AdmissionOutcome, Appended
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Offered
 from core.test_priorities import chi_square, chi_square_max
 from core.world import World, indices
 from support.metadata import make_fragment
@@ -103,10 +103,10 @@ def test_reverb_5_an_insert_waits_for_as_many_samples_as_the_band_says() -> None
 def test_reverb_6_and_19_what_would_wait_can_be_asked_without_side_effects() -> None:
     world = banded(1.0, 1.0)
     world.append("w0", 0)
-    before = world.buffers.snapshot()
+    before = world.held()
     assert "" == world.seen().waiting_reason
-    foreseen = world.buffers.judge(DEFAULT_BUFFER, make_fragment("w0", 1), now=world.now)
-    assert (Appended(FULL), before) == (foreseen, world.buffers.snapshot())
+    foreseen = world.reserve(make_fragment("w0", 1))
+    assert (Offered(None, [Appended(FULL)]), before) == (foreseen, world.held())
     assert not may_fetch(world, 3)
     assert may_fetch(world, 2)
     assert world.seen().waiting_reason.startswith("2 chunks were delivered and 1 inserted")

@@ -1,6 +1,7 @@
 """One buffer and a clock that stands still, with a short word for every input."""
 
 import random
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
@@ -18,15 +19,19 @@ from breadbox_server.core.model.inputs import (
     Fragment,
     GrantedFragment,
     ModelState,
+    Offer,
+    Offered,
     Payload,
     PrioritiesUpdated,
     Published,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
+    Settle,
     UndeliveredGrant,
     UpdateBuffer,
     UpdatePriorities,
+    WaitForRoom,
 )
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
@@ -68,6 +73,38 @@ class World:
 
     def offer_many(self, fragments: list[Fragment]) -> list[Appended]:
         return self.buffers.apply(AppendFragments(DEFAULT_BUFFER, fragments), now=self.now)
+
+    def reserve(
+        self, *fragments: Fragment, caller_id: CallerId | None = None, reserve_s: float = 30.0
+    ) -> Offered:
+        """Offer fragments whose payloads are still to be confirmed."""
+        offer = Offer(DEFAULT_BUFFER, list(fragments), caller_id, self.now + reserve_s)
+        return self.buffers.apply(offer, now=self.now)
+
+    def settle(
+        self, offered: Offered, fragments: list[Fragment], there: Sequence[bool] = ()
+    ) -> list[Appended | None]:
+        """Settle what was offered; `there`: whose payloads are, all if it is empty."""
+        assert offered.reservation_id is not None
+        are_there = [*there] or [True] * len(fragments)
+        settle = Settle(DEFAULT_BUFFER, offered.reservation_id, are_there)
+        return self.buffers.apply(settle, now=self.now)
+
+    def wait(
+        self,
+        fragment: Fragment,
+        waits_for: AdmissionOutcome = AdmissionOutcome.BUFFER_FULL,
+        *,
+        wait_s: float = 10.0,
+        caller_id: CallerId | None = None,
+    ) -> CallerId:
+        """Let an append wait for room."""
+        wait = WaitForRoom(DEFAULT_BUFFER, fragment, waits_for, self.now + wait_s, caller_id)
+        return self.buffers.apply(wait, now=self.now)
+
+    def called_up(self) -> list[CallerId]:
+        """Call up everybody whose turn it is, without an offer."""
+        return list(self.buffers.call_up(now=self.now))
 
     def append(self, worker_id: str = "w0", index: int = 0, **fields: Any) -> AdmissionOutcome:
         return self.offer(make_fragment(worker_id, index, **fields))

@@ -380,6 +380,7 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/rollout.md#generator": run_generator,
     "docs/save-and-resume.md#resume": run_resume,
     "docs/rollout.md#dict": run_dict_observations,
+    "docs/agents.md#groups": lambda: with_fragments("docs/agents.md#groups"),
     "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
     **{
         place: partial(with_fragments, place)

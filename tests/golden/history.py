@@ -5,6 +5,7 @@ from typing import Any
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.model.config import (
+    AssemblyPolicy,
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
@@ -74,6 +75,7 @@ SCHEMA_HASH = 2**64 - 7
 CHUNKS = BufferName("chunks")
 GONE = BufferName("gone")
 KEPT = BufferName("kept")
+GROUPS = BufferName("groups")
 RUN = 20
 """Fragments decided at a time, enough to be written down as columns."""
 
@@ -111,7 +113,19 @@ class _Act:
         self._do(CreateBuffer(KEPT, BufferConfig(sampler="oldest_first")))
         self._in_default()
         self._in_chunks()
+        self._do(
+            CreateBuffer(
+                GROUPS,
+                BufferConfig(
+                    fragments_per_chunk=3,
+                    assembly=AssemblyPolicy.GROUPS,
+                    group_min=2,
+                    open_chunk_s=1.5,
+                ),
+            )
+        )
         self._in_kept()
+        self._in_groups()
         return self._now
 
     def _in_default(self) -> None:
@@ -186,6 +200,27 @@ class _Act:
             if each.chunk_id == missed
         ]
         self._do(DropPayloads(KEPT, (lost,)))
+
+    def _in_groups(self) -> None:
+        """Groups that ended complete, partial, incomplete and stale, and one that is open."""
+        session = SessionId(f"fifth-{self._act}")
+        self._do(StartSession(GROUPS, session, ModelVersion(9)))
+        for group, member in (
+            ("all", 2),
+            ("few", 1),
+            ("all", 0),
+            ("part", 2),
+            ("part", 0),
+            ("all", 1),
+        ):
+            self._append(GROUPS, session, group, member, version=9)
+        stale = self._append(GROUPS, session, "late", 0, version=3)
+        assert stale is AdmissionOutcome.STALE
+        self._now += 2.0
+        self._buffers.handle_timer(now=self._now)
+        ended = self._append(GROUPS, session, "part", 1, version=9)
+        assert ended is AdmissionOutcome.GROUP_ENDED
+        self._append(GROUPS, session, "open", 1, version=9)
 
     def _update_priorities(self, buffer: BufferName) -> None:
         """Of the chunks held, the second goes, and the last matters less."""

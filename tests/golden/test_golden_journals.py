@@ -33,6 +33,12 @@ VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 SINCE = {
     "chunks_evicted_deleted": 2,
     "chunks_missed": 2,
+    "groups_complete": 5,
+    "groups_evicted": 5,
+    "groups_incomplete": 5,
+    "groups_lost": 5,
+    "groups_partial": 5,
+    "groups_stale": 5,
     "lead_chunks": 3,
     "population": 2,
     "probability": 2,

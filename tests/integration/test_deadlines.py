@@ -136,6 +136,7 @@ CALLS: dict[str, Row] = {
     "Service.publish_model": lambda it: it.client.service.publish_model("s", 0),
     "Client.publish": lambda it: it.client.publish("s", 0, {"w": np.ones(4)}),
     "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
+    "Client.group_ends": lambda it: it.client.group_ends(max_wait_s=WAIT_S),
     "Client.load_model": lambda it: it.client.load_model(it.model, max_wait_s=WAIT_S),
     "Client.load_model of some": lambda it: it.client.load_model(),
     "Service.load_weights": lambda it: it.client.service.load_weights(it.model.weights),
@@ -195,7 +196,7 @@ CALLS: dict[str, Row] = {
 
 WAITING = {
     *("Client.watch_model", "Client.load_model", "Client.fetch", "Service.fetch_fragments"),
-    *("Service.read_fragments", "Client.tail", "Client.batches"),
+    *("Service.read_fragments", "Client.tail", "Client.batches", "Client.group_ends"),
 }
 """They wait for what was asked for, besides."""
 SILENT = {

@@ -6,23 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import Confirmation
-from breadbox_server.admission import append_queue, payloads
-from breadbox_server.admission.append_queue import HOLD_S, AppendQueue
+from breadbox_server.admission import append_queue, payloads, slices
+from breadbox_server.admission.append_queue import HOLD_S
 from breadbox_server.admission.payloads import (
     SWEEP_PERIOD_S,
-    DeletionQueue,
-    RecentPayloads,
-    UnownedPayloads,
 )
 from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
-from breadbox_server.core.model.errors import BufferNotFoundError
-from breadbox_server.core.model.ids import BufferName, ModelVersion, SessionId
+from breadbox_server.core.model.errors import BufferNotFoundError, SchemaMismatchError
+from breadbox_server.core.model.events import RoomWaitEnded
+from breadbox_server.core.model.ids import BufferName, CallerId, ModelVersion, SessionId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
@@ -35,7 +32,8 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.schemas import SchemaArray
-from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.core.state import room_queue
+from service.test_appends import queue_of
 from support.driven import BUFFER, Driven, driven
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
@@ -89,7 +87,7 @@ class Producers:
 async def test_of_more_kept_positions_than_there_may_be_the_oldest_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_queue, "PLACES_KEPT_MAX", 2)
+    monkeypatch.setattr(room_queue, "PLACES_KEPT_MAX", 2)
     async with driven(ONE) as it:
         producers = Producers(it)
         await producers.send("fill")
@@ -170,6 +168,110 @@ async def test_an_append_that_would_take_the_bytes_of_one_that_waits_joins_behin
         assert not small.done()
         await it.consume(1)
         assert [ADMITTED] == await small
+
+
+def of_version(it: Driven, worker: str, version: int) -> Fragment:
+    version_of_all = ModelVersion(version)
+    fragment = written_fragment(it.custodian, 0, "run", worker)
+    return replace(fragment, model_version_min=version_of_all, model_version_max=version_of_all)
+
+
+async def test_an_append_of_which_a_new_version_makes_one_stale_waits_on_with_the_rest() -> None:
+    async with driven(replace(ONE, staleness_max=1)) as it:
+        producers = Producers(it)
+        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(1)))
+        await producers.send_these([of_version(it, "fill", 1)])
+        both = [of_version(it, "old", 0), of_version(it, "new", 1)]
+        call = producers.send_these(both, wait_s=WAIT_S)
+        await it.settle()
+        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(2)))
+        await it.settle()
+        assert (False, 1) == (call.done(), it.driver.appends.queue.waiting_count)
+        await it.consume(1)
+        assert [Appended(AdmissionOutcome.STALE), ADMITTED] == await call
+
+
+async def test_the_end_of_a_wait_whose_append_has_gone_is_ignored() -> None:
+    async with driven(ONE) as it:
+        gone = RoomWaitEnded(BUFFER, CallerId(99), AdmissionOutcome.BUFFER_FULL, None)
+        it.driver.appends.queue.end_wait(gone)
+        assert 0 == it.driver.appends.queue.waiting_count
+
+
+async def test_an_append_without_fragments_is_answered() -> None:
+    async with driven(ONE) as it:
+        assert [] == await Producers(it).send_these([])
+
+
+async def test_what_follows_a_missing_payload_of_its_worker_is_missing_in_later_slices_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_queue, "SLICE_FRAGMENTS", 2)
+    async with driven() as it:
+        fragments = [
+            make_fragment("w0", 0, session_id="run"),
+            *[
+                written_fragment(it.custodian, index, "run", worker)
+                for worker, index in (("w1", 0), ("w0", 1), ("w0", 2), ("w1", 1), ("w0", 3))
+            ],
+        ]
+        results = await Producers(it).send_these(fragments)
+        trips = list(it.custodian.confirm_trips)
+    assert [None, ADMITTED, None, None, ADMITTED, None] == results
+    assert [2, 1] == trips
+
+
+async def test_a_fragment_that_another_one_of_its_append_rules_out_fails_the_append() -> None:
+    """The session's first fragment says how many steps all have; both are confirmed by then."""
+    async with driven(unowned_s=100.0) as it:
+        first, other = (written_fragment(it.custodian, 0, "run", name) for name in ("w0", "w1"))
+        other = replace(other, step_count=first.step_count + 1)
+        with pytest.raises(SchemaMismatchError):
+            await Producers(it).send_these([first, other])
+        assert 1 == it.driver.core.describe(BUFFER).chunk_count
+        it.clock.advance(101.0)
+        it.driver.tidy()
+        await eventually(lambda: it.custodian.deleted == [other.payload.payload_id])
+
+
+class UnheardCustodian(FakeCustodian):
+    """Confirms payloads, but the answers are lost."""
+
+    async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
+        await super().confirm(references)
+        raise StoreUnavailableError("the fake store's answer was lost")
+
+
+async def test_payloads_that_may_have_been_confirmed_are_kept_for_a_while_and_inline_ones_not() -> (
+    None
+):
+    custodian = UnheardCustodian()
+    async with driven(custodian=custodian, unowned_s=100.0) as it:
+        producers = Producers(it)
+        calls = producers.send("inline", bodies=[b"body"]), producers.send("stored")
+        await asyncio.wait(calls)
+        assert [StoreUnavailableError] * 2 == [type(each.exception()) for each in calls]
+        await eventually(lambda: not custodian.bodies)
+        assert 1 == len(custodian.kept)
+        it.clock.advance(101.0)
+        it.driver.tidy()
+        await eventually(lambda: not custodian.kept)
+
+
+async def test_a_caller_that_leaves_with_an_inline_payload_stored_leaves_none() -> None:
+    async with driven(replace(ONE, capacity_chunks=2)) as it:
+        producers = Producers(it)
+        await producers.send("fill")
+        it.custodian.confirming.clear()
+        it.custodian.may_confirm.clear()
+        call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
+        await it.custodian.confirming.wait()
+        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        it.custodian.may_confirm.set()
+        await it.settle()
+        assert 1 == len(it.custodian.bodies)
+        call.cancel()
+        await eventually(lambda: not it.custodian.bodies)
 
 
 async def test_schemas_of_other_fragments_than_those_that_come_are_not_declared() -> None:
@@ -300,23 +402,39 @@ async def test_a_payload_that_another_buffer_holds_is_missing_here() -> None:
 # Inline payloads and slices -----------------------------------------------------------------------
 
 
-async def test_an_inline_payload_that_waits_for_room_is_stored_once() -> None:
+async def test_an_inline_payload_is_stored_only_once_there_is_room_for_it() -> None:
     async with driven(ONE) as it:
         producers = Producers(it)
-        # Both are judged before either is admitted; one finds no room.
         calls = [producers.send(name, bodies=[b"body"], wait_s=WAIT_S) for name in ("a", "b")]
         await it.settle()
         assert [True, False] == [each.done() for each in calls]
-        trips = list(it.custodian.keep_trips)
+        assert [1] == it.custodian.keep_trips
         await it.consume(1)
         assert [ADMITTED] == await calls[1]
-        assert trips == it.custodian.keep_trips == [2]
+        assert [1, 1] == it.custodian.keep_trips
+
+
+async def test_an_inline_payload_whose_room_went_while_it_was_stored_is_stored_once() -> None:
+    async with driven(replace(ONE, capacity_chunks=2)) as it:
+        producers = Producers(it)
+        await producers.send("fill")
+        it.custodian.confirming.clear()
+        it.custodian.may_confirm.clear()
+        call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
+        await it.custodian.confirming.wait()
+        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        it.custodian.may_confirm.set()
+        await it.settle()
+        assert not call.done()
+        await it.consume(1)
+        assert [ADMITTED] == await call
+        assert [1] == it.custodian.keep_trips
 
 
 async def test_a_slice_takes_no_more_fragments_after_as_many_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_queue, "SLICE_PIECES", 8)
+    monkeypatch.setattr(slices, "SLICE_PIECES", 8)
     async with driven() as it:
         fragments = []
         for index in range(6):
@@ -337,7 +455,6 @@ async def test_waiting_appends_of_a_buffer_that_changes_are_looked_at_some_at_a_
         await producers.send("fill")
         calls = [await producers.waiting(f"p{number}") for number in range(5)]
         calls[1].cancel()
-        it.driver.appends.queue.doubt(BUFFER)
         await it.driver.core.apply(StartSession(BUFFER, SessionId("next")))
         await it.settle()
         left = [await each for number, each in enumerate(calls) if number != 1]
@@ -345,18 +462,9 @@ async def test_waiting_appends_of_a_buffer_that_changes_are_looked_at_some_at_a_
 
 
 async def test_a_queue_without_a_journal_stores_inline_payloads_itself() -> None:
-    custodian, clock = FakeCustodian(), ManualTimers()
-    metrics = Metrics(CollectorRegistry())
-    deletions = DeletionQueue(custodian, metrics=metrics, limit=10)
-    unowned = UnownedPayloads(deletions, keep_s=1.0, is_referenced=lambda _: False)
+    custodian = FakeCustodian()
+    queue = queue_of(custodian, ManualTimers(), fragments_max=10)
     async with driven() as it:
-        queue = AppendQueue(
-            *(custodian, deletions, unowned),
-            clock=clock,
-            metrics=metrics,
-            fragments_max=10,
-            recent=RecentPayloads(100),
-        )
         running = asyncio.get_running_loop().create_task(queue.run(it.driver.core))
         pending = queue.submit(BUFFER, [make_fragment("w", session_id="run")], bodies=[b"body"])
         assert [ADMITTED] == await pending.done

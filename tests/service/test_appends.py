@@ -1,7 +1,7 @@
 """Appends: confirmed before admission, in order, in batches; what nobody owns is deleted."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -16,28 +16,30 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app
 from breadbox_server.admission import payloads
-from breadbox_server.admission.append_queue import (
-    SLICE_FRAGMENTS,
-    SLICE_S_ASSUMED,
-    AppendQueue,
-)
-from breadbox_server.admission.payloads import DeletionQueue, UnownedPayloads
+from breadbox_server.admission.append_queue import SLICE_S_ASSUMED, AppendQueue
+from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.precedence import WAIT_S_MAX
+from breadbox_server.admission.slices import SLICE_FRAGMENTS
+from breadbox_server.admission.store_trips import StoreTrips
+from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
-from breadbox_server.core.model.ids import BufferName, WorkerId
+from breadbox_server.core.model.ids import CallerId, ReservationId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Answer,
     Appended,
-    AppendFragments,
     Fragment,
     Input,
+    Offer,
+    Offered,
     Payload,
+    Settle,
 )
 from breadbox_server.driver import DriverLimits
 from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.journal.turns import Turns
 from breadbox_server.maintenance import reconciliation
 from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
@@ -311,6 +313,18 @@ def unowned_payloads(custodian: FakeCustodian) -> tuple[DeletionQueue, UnownedPa
     return deletions, UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: False)
 
 
+def queue_of(custodian: FakeCustodian, clock: Clock, *, fragments_max: int) -> AppendQueue:
+    """A queue for a core without a journal."""
+    metrics = Metrics(CollectorRegistry())
+    turns = Turns(None, metrics=metrics, on_lost=lambda: ((), 0.0), on_settled=lambda: None)
+    trips = StoreTrips(
+        *(custodian, *unowned_payloads(custodian), RecentPayloads(100), turns),
+        clock=clock,
+        metrics=metrics,
+    )
+    return AppendQueue(trips, clock=clock, metrics=metrics, fragments_max=fragments_max)
+
+
 def payload(number: int) -> Payload:
     return named_payload(f"{number:032x}")
 
@@ -373,17 +387,19 @@ class Refuser:
 
     outcome = Appended(AdmissionOutcome.STALE)
 
-    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
-        return Appended(AdmissionOutcome.STALE)
+    reservation_id: ReservationId | None = None
 
     def decide(self, command: Input[Answer], /) -> Answer:
-        assert isinstance(command, AppendFragments)
-        return cast("Answer", [self.outcome] * len(command.fragments))
+        assert isinstance(command, Offer | Settle)
+        if isinstance(command, Settle):
+            return cast("Answer", [self.outcome] * len(command.there))
+        answers = [self.outcome] * len(command.fragments)
+        if self.reservation_id is not None:
+            return cast("Answer", Offered(self.reservation_id, [None] * len(answers)))
+        return cast("Answer", Offered(None, [*answers]))
 
-    def may_overtake(
-        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
-    ) -> bool:
-        return True
+    def call_up(self) -> Iterator[CallerId]:
+        return iter(())
 
     def pump(self) -> None:
         """Nothing was decided."""
@@ -402,11 +418,7 @@ async def appended(queue: AppendQueue, fragments: list[Fragment]) -> list[Append
 
 
 async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
-    custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian, deletions, unowned, clock=ManualTimers(), metrics=metrics, fragments_max=10_000
-    )
+    queue = queue_of(FakeCustodian(), ManualTimers(), fragments_max=10_000)
     slice_count = 20
     fragments = [
         make_fragment("w", index, session_id="run", size_bytes=1)
@@ -427,9 +439,7 @@ class Taker(Refuser):
     """A core that takes everything."""
 
     outcome = Appended(AdmissionOutcome.ADMITTED)
-
-    def judge(self, buffer: BufferName, fragment: Fragment) -> None:
-        return None
+    reservation_id = ReservationId(1)
 
 
 class SlowCustodian(FakeCustodian):
@@ -455,15 +465,7 @@ def slice_of(worker_id: str) -> list[Fragment]:
 
 def roomy_queue(custodian: FakeCustodian, clock: ManualTimers) -> AppendQueue:
     """A queue that time bounds long before its count does."""
-    deletions, unowned = unowned_payloads(custodian)
-    return AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=clock,
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=100_000,
-    )
+    return queue_of(custodian, clock, fragments_max=100_000)
 
 
 async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once() -> None:
@@ -597,15 +599,7 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
     """They no longer count as pending, so that their number is not bounded by anything else."""
     custodian = SlowCustodian(ManualTimers())
     custodian.may_confirm.clear()
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=custodian.clock,
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=3 * SLICE_FRAGMENTS,
-    )
+    queue = queue_of(custodian, custodian.clock, fragments_max=3 * SLICE_FRAGMENTS)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(cast("DurableCore", Taker())))
         first = group.create_task(appended(queue, slice_of("first")))

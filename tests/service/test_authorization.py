@@ -30,18 +30,18 @@ from support.token_files import bearer, write_token_file
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
 # Written out once more, so that a change of the table is a change of two places.
 PRODUCER = {
-    "WatchModel", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
+    "WatchModel", "GroupEnds", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
     "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {
-    "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments", "ReadFragments",
-    "CreateSubscription", "AcknowledgeChunks", "DeleteSubscription",
+    "StartSession", "EndSession", "PublishModel", "WatchModel", "GroupEnds", "FetchFragments",
+    "ReadFragments", "CreateSubscription", "AcknowledgeChunks", "DeleteSubscription",
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "UpdatePriorities", "ListBuffers",
     "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 VIEWER = {
-    "WatchModel", "ReadFragments", "GetPreparedFragments", "ReleaseLease", "ListBuffers",
-    "GetBuffer", "GetStoreConfig", "ReadPayloads",
+    "WatchModel", "GroupEnds", "ReadFragments", "GetPreparedFragments", "ReleaseLease",
+    "ListBuffers", "GetBuffer", "GetStoreConfig", "ReadPayloads",
 }  # fmt: skip
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 

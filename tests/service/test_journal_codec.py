@@ -123,6 +123,7 @@ ENTRIES: list[core_entries.Entry] = [
     core_entries.FragmentTaken(B, FRAGMENT, AdmissionOutcome.ADMITTED),
     core_entries.FragmentTaken(B, FRAGMENT, AdmissionOutcome.STALE),
     grant_made((3, 1), ("l0", "l1"), (60.0, 0.1), fragment_count=4, world_size=2, buffer=B),
+    core_entries.TimePassed(B),
     StartSession(B, RUN, None),
     StartSession(B, RUN, ModelVersion(3)),
     EndSession(B, RUN),

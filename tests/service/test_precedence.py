@@ -8,7 +8,6 @@ import pytest
 
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.admission.append_queue import SHORT_SLICE_FRAGMENTS
 from breadbox_server.admission.precedence import (
     ABOUT_S,
     PASSES,
@@ -17,6 +16,7 @@ from breadbox_server.admission.precedence import (
     WAIT_S_MAX,
     Precedence,
 )
+from breadbox_server.admission.slices import SHORT_SLICE_FRAGMENTS
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from support.eventually import eventually

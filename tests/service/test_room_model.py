@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from breadbox_server.admission import append_queue
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended
+from breadbox_server.core.rules import waiting
+from breadbox_server.core.state.room_queue import Position, RoomQueue
 from support.driven import BUFFER, Driven, driven
 from support.metadata import written_fragment
 
@@ -183,18 +184,16 @@ def test_room_goes_as_in_a_naive_queue(steps: list[Step]) -> None:
     asyncio.run(play(steps))
 
 
-def never_kept(queue: append_queue.RoomQueue, waiter: object, kept_until: object = None) -> None:
-    plainly(queue, waiter)  # type: ignore[arg-type]
-
-
-plainly = append_queue.RoomQueue.leave
+def never_kept(queue: RoomQueue, position: Position, until: float) -> None:
+    del until
+    queue.remove(position)
 
 
 @pytest.mark.parametrize("steps", [COMES_AGAIN, IS_CUT_OFF], ids=["told", "cut off"])
 def test_the_naive_queue_catches_one_that_keeps_no_position(
     steps: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append_queue.RoomQueue, "leave", never_kept)
+    monkeypatch.setattr(RoomQueue, "keep", never_kept)
     with pytest.raises(AssertionError, match="step"):
         asyncio.run(play(steps))
 
@@ -203,6 +202,6 @@ def test_the_naive_queue_catches_one_that_keeps_no_position(
 def test_the_naive_queue_catches_a_position_kept_for_another_time(
     kept_s: float, steps: list[Step], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append_queue, "PLACE_KEPT_S", kept_s)
+    monkeypatch.setattr(waiting, "PLACE_KEPT_S", kept_s)
     with pytest.raises(AssertionError, match="step"):
         asyncio.run(play(steps))

@@ -9,9 +9,10 @@ import pytest
 
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.admission.append_queue import PLACE_KEPT_S, PROGRESS_S
+from breadbox_server.admission.append_queue import PROGRESS_S
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.rules.waiting import PLACE_KEPT_S
 from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served, span
 

@@ -44,6 +44,7 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
         buffer=name, session_id="run", model_version=1
     ),
     "WatchModel": lambda name: pb.WatchModelRequest(buffer=name),
+    "GroupEnds": lambda name: pb.GroupEndsRequest(buffer=name),
     "AppendFragments": lambda name: pb.AppendFragmentsRequest(
         buffer=name, fragments=[fragment(name)]
     ),

@@ -32,6 +32,7 @@ from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
     Appended,
+    Offer,
     Payload,
     PrioritiesUpdated,
     Published,
@@ -239,9 +240,11 @@ class Ledger:
         for admitted_session, worker_id, index in self.admitted:
             if admitted_session == model.session_id:
                 fragment = make_fragment(worker_id, index, session_id=admitted_session)
-                answer = buffers.judge(DEFAULT_BUFFER, fragment, now=now)
+                offered = buffers.apply(Offer(DEFAULT_BUFFER, [fragment], None, now + 1.0), now=now)
                 expected = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
-                assert answer == expected, f"{worker_id}/{index} was acknowledged and is gone"
+                assert offered.answers == [expected], (
+                    f"{worker_id}/{index} was acknowledged and is gone"
+                )
         cursors = {each.name: each.cursor for each in buffers[DEFAULT_BUFFER].subscriptions()}
         for name, cursor in self.subscriptions.items():
             assert name in cursors, f"subscription {name} was acknowledged and is gone"

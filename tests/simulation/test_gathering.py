@@ -9,7 +9,7 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
-from breadbox_server.admission.append_queue import SLICE_FRAGMENTS
+from breadbox_server.admission.slices import SLICE_FRAGMENTS
 from breadbox_server.base.gathering import GATHER_S, PASSES, Gathering
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig

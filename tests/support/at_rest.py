@@ -1,10 +1,9 @@
 """What a server still counts or holds for callers of which none is left."""
 
-from math import inf
-
 from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue
 from breadbox_server.admission.quotas import Quotas
+from breadbox_server.core.buffers import BufferSet
 from breadbox_server.driver import Driver
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.watchers import Watchers
@@ -16,6 +15,7 @@ def left_over(driver: Driver) -> dict[str, object]:
     found: dict[str, object] = {
         "fetches in progress": driver.fetches.waiting_count,
         **_of_queue(driver.appends.queue),
+        **_of_room(driver.core.buffers),
         **_of_quotas(driver.appends.quotas),
         **_of_deletions(driver.deletions, held_back=reading.leases),
         **_of_leases(reading.leases),
@@ -27,8 +27,6 @@ def left_over(driver: Driver) -> dict[str, object]:
 
 def _of_queue(queue: AppendQueue) -> dict[str, object]:
     order = queue.precedence
-    for each in queue._queues.values():
-        each.give_up_places(inf)  # Those that are kept are given up in time by themselves.
     return {
         "learners' calls ahead": order._ahead,
         "appends not looked at": sum(not step.done() for step, _ in order._new),
@@ -40,8 +38,15 @@ def _of_queue(queue: AppendQueue) -> dict[str, object]:
         "waiting appends": queue.waiting_count,
         "waiting fragments": queue._waiting_fragments,
         "waiting inline bytes": queue._waiting_inline_bytes,
-        "positions": sum(not each.is_empty for each in queue._queues.values()),
-        "waiting appends to be doubted": sum(each.is_waiting for each in queue._doubtful),
+    }
+
+
+def _of_room(buffers: BufferSet) -> dict[str, object]:
+    states = buffers._shared.states.values()
+    return {
+        # Those that are kept are given up in time by themselves.
+        "positions": sum(len(each.queue.by_caller) - len(each.queue.kept) for each in states),
+        "reservations": sum(len(each.room.reservations) for each in states),
     }
 
 

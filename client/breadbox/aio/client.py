@@ -186,6 +186,11 @@ class Client(ProcessBound):
     ) -> types.ModelState | None:
         return await self._run(operations.watch_model, buffer, known, max_wait_s)
 
+    async def group_ends(
+        self, after: int = 0, *, max_wait_s: float = 0.0, buffer: str | None = None
+    ) -> list[types.GroupEnd]:
+        return await self._run(operations.group_ends, buffer, after, max_wait_s)
+
     async def load_model(
         self,
         newer_than: types.ModelState | None = None,

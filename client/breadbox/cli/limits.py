@@ -20,10 +20,14 @@ class BufferLimits(Settings):
     uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
     and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
     sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
-    full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
+    full-policy block, sampler oldest_first. stack: the same with sampler newest_first. groups:
+    assembly groups, sampler oldest_first, uses-max 1, schema ragged."""
     fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
-    """Consecutive fragments of one worker that are fetched, used and evicted together; cannot be
-    changed later."""
+    """Consecutive fragments of one worker, or members of a group, that are fetched, used and
+    evicted together; cannot be changed later."""
+    group_min: int | None = setting(None, environment=False, ge=0)
+    """Members with which a group that is silent for --open-chunk-s is delivered; with fewer it is
+    dropped. 0: all of them."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
     """Chunks held for fetches; beyond, --full-policy decides."""
     capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)
@@ -42,9 +46,11 @@ class BufferLimits(Settings):
     leases_max: int | None = setting(None, environment=False, ge=1)
     """Active leases at a time; beyond, fetches wait."""
     workers_max: int | None = setting(None, environment=False, ge=1)
-    """Workers (environments) remembered in a session; one more is refused."""
+    """Workers (environments), or groups, remembered in a session; one more is refused, unless
+    another has nothing in the buffer any more."""
     open_chunk_s: float | None = setting(None, environment=False, gt=0)
-    """Seconds without a fragment after which a worker's unfinished chunk is discarded."""
+    """Seconds without a fragment after which a worker's unfinished chunk is discarded, or an
+    unfinished group ends."""
     sampler: str | None = setting(
         None, environment=False, description=f"Which chunks a fetch gets: {', '.join(_SAMPLERS)}."
     )

@@ -17,11 +17,32 @@ class AdmissionOutcome(Enum):
     PAYLOAD_MISSING = "payload_missing"
     SCHEMA_UNKNOWN = "schema_unknown"
     """The schema is unknown to the server: the library declares it and resends."""
+    GROUP_ENDED = "group_ended"
+    """The fragment's group has ended without it, for the reason in `group_end`."""
 
     @property
     def asks_to_wait(self) -> bool:
         """True if the same fragment should be sent again after the reply's retry delay."""
         return self in (AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.BYTES_FULL)
+
+
+class GroupEndReason(Enum):
+    """Why a group ended."""
+
+    UNSPECIFIED = "unspecified"
+    COMPLETE = "complete"
+    """All its members were admitted, and are a chunk."""
+    PARTIAL = "partial"
+    """No member was admitted for `open_chunk_s`; those before, at least `group_min`, are a
+    chunk."""
+    INCOMPLETE = "incomplete"
+    """No member was admitted for `open_chunk_s`, and there were fewer. They were dropped."""
+    STALE = "stale"
+    """A member was staler than `staleness_max`. The group was dropped."""
+    LOST = "lost"
+    """A payload was lost, or could not be read. The group was dropped."""
+    EVICTED = "evicted"
+    """Its chunk was evicted for room, or deleted, before a learner used it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +51,12 @@ class AppendResult:
 
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome = AdmissionOutcome.UNSPECIFIED
+    group_end: GroupEndReason = GroupEndReason.UNSPECIFIED
+    """Why the group of a GROUP_ENDED has ended."""
 
     def __repr__(self) -> str:
         is_known = self.first_outcome is not AdmissionOutcome.UNSPECIFIED
         first = f", first {self.first_outcome.value}" if is_known else ""
-        return f"AppendResult({self.outcome.value}{first})"
+        has_end = self.group_end is not GroupEndReason.UNSPECIFIED
+        end = f", {self.group_end.value}" if has_end else ""
+        return f"AppendResult({self.outcome.value}{first}{end})"

@@ -38,6 +38,7 @@ PRESETS: Final[Mapping[str, _Limits]] = {
     "prioritised": {**_OFF_POLICY, "sampler": "prioritised", "priority_exponent": 0.6},
     "queue": {**_EACH_ONCE, "sampler": "oldest_first"},
     "stack": {**_EACH_ONCE, "sampler": "newest_first"},
+    "groups": {"assembly": "groups", "sampler": "oldest_first", "uses_max": 1, "schema": "ragged"},
 }
 """Limits by name, enums by value; limits that a preset leaves out keep their default."""
 

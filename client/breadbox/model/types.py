@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.outcomes import AdmissionOutcome as AdmissionOutcome
 from breadbox.model.outcomes import AppendResult as AppendResult
+from breadbox.model.outcomes import GroupEndReason as GroupEndReason
 from breadbox.model.presets import PRESETS
 
 
@@ -41,6 +42,15 @@ class FullPolicy(Enum):
 
     EVICT = "evict"
     BLOCK = "block"
+
+
+class AssemblyPolicy(Enum):
+    """How fragments become chunks."""
+
+    CONSECUTIVE = "consecutive"
+    """Consecutive fragments of one worker."""
+    GROUPS = "groups"
+    """Members of a group, in any order and from any worker; see docs/agents.md."""
 
 
 class SchemaPolicy(Enum):
@@ -312,13 +322,15 @@ class BufferConfig:
     priority_exponent: float | None = None
     remover: str | None = None
     with_replacement: bool | None = None
+    assembly: AssemblyPolicy | None = None
+    group_min: int | None = None
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":
         """Return limits for a kind of learner; those that a preset leaves out are None.
 
         Args:
-            name: "on-policy", "off-policy", "prioritised", "queue" or "stack": see
+            name: "on-policy", "off-policy", "prioritised", "queue", "stack" or "groups": see
                 docs/which-read.md.
             **overrides: Limits that differ from the preset's.
 
@@ -333,7 +345,11 @@ class BufferConfig:
         names = [each.name for each in fields(cls)]
         if unknown := sorted(overrides.keys() - set(names)):
             raise InvalidRequestError(unknown[0], f"is no limit; there are {', '.join(names)}")
-        for field_name, kind in (("full_policy", FullPolicy), ("schema", SchemaPolicy)):
+        for field_name, kind in (
+            ("full_policy", FullPolicy),
+            ("schema", SchemaPolicy),
+            ("assembly", AssemblyPolicy),
+        ):
             if field_name in limits:
                 limits[field_name] = kind(limits[field_name])
         return cls(**limits | overrides)
@@ -347,6 +363,29 @@ class QuarantinedFragment:
     fragment_index: int
     session_id: str
     payload_id: str
+
+
+class OpenGroup(NamedTuple):
+    """A group that lacks members."""
+
+    group: str
+    member_count: int
+    lacking_members: tuple[int, ...]
+    """The first 8 of them."""
+    silent_s: float
+    """Seconds since its latest member was admitted."""
+
+
+class GroupEnd(NamedTuple):
+    """How a group ended."""
+
+    number: int
+    """Ascending in a buffer, over restarts of the server too. If the chunk of a complete or partial
+    group leaves the buffer before a use, its end becomes another one, with a higher number."""
+    group: str
+    reason: GroupEndReason
+    member_count: int
+    """Members that were admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +427,9 @@ class BufferState:
     latest_request_id: str = ""
     """Id of the last granted request with an open lease. If there is none, the id of the request
     with the latest ended leases, if one of these expired; empty if all were released."""
+    open_groups: tuple[OpenGroup, ...] = ()
+    """In a buffer of groups: the groups that have been without another member the longest; at most
+    8."""
 
 
 @dataclass(frozen=True, slots=True)

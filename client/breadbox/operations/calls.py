@@ -31,6 +31,7 @@ METHODS: dict[str, str] = {
     "EndSession": "ending a session that is not current changes nothing",
     "PublishModel": "the version that is current, published again, changes nothing",
     "WatchModel": "reads",
+    "GroupEnds": "reads",
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
     "FetchFragments": "the same request_id gets the same grant",
     "GetPreparedFragments": "reads",
@@ -128,6 +129,18 @@ def watch_model(
         known_session_id=known.session_id if known else None,
         known_model_version=known.model_version if known else None,
         known_weights=known.weights is not None if known else None,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+    )
+
+
+def group_ends(buffer: str, after: int, max_wait_s: float) -> Call[list[types.GroupEnd]]:
+    """Wait for groups to end after the end of a number."""
+    return _call(
+        pb.GroupEndsRequest,
+        wire.group_ends_from_wire,
+        wait_s=max_wait_s,
+        buffer=buffer,
+        after_number=after,
         max_wait=wire.duration("max_wait_s", max_wait_s),
     )
 

@@ -44,6 +44,7 @@ from breadbox.model.types import (
     Device,
     FragmentRead,
     FragmentReference,
+    GroupEnd,
     LeaseGrant,
     ModelState,
     NewestVersion,
@@ -86,7 +87,12 @@ INLINE_REQUEST_BYTES_MAX = 768 * 2**10
 """Bytes of inline payloads in one call: with all schemas it is under the 2 MiB that the server
 accepts."""
 _REFUSED = frozenset(
-    {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
+    {
+        AdmissionOutcome.DUPLICATE,
+        AdmissionOutcome.STALE,
+        AdmissionOutcome.WRONG_SESSION,
+        AdmissionOutcome.GROUP_ENDED,
+    }
 )
 PRIORITY_MAX = 1e30
 """The largest priority that the server accepts."""
@@ -420,6 +426,20 @@ def watch_model(
         )
         if state is not None or until - context.now() < INSTANT_S:
             return state
+
+
+def group_ends(
+    context: Context, buffer: str, after: int, max_wait_s: float
+) -> Operation[list[GroupEnd]]:
+    """Return how groups ended after an end, or nothing if the wait has elapsed."""
+    wire.duration("max_wait_s", max_wait_s)
+    until = context.now() + max_wait_s
+    while True:
+        ends, _ = yield from repeat(
+            context, lambda now: calls.group_ends(buffer, after, _slice_s(until - now))
+        )
+        if ends or until - context.now() < INSTANT_S:
+            return ends
 
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:

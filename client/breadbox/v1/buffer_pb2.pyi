@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AssemblyPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ASSEMBLY_POLICY_UNSPECIFIED: _ClassVar[AssemblyPolicy]
+    ASSEMBLY_POLICY_CONSECUTIVE: _ClassVar[AssemblyPolicy]
+    ASSEMBLY_POLICY_GROUPS: _ClassVar[AssemblyPolicy]
+
 class SchemaPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SCHEMA_POLICY_UNSPECIFIED: _ClassVar[SchemaPolicy]
@@ -26,6 +32,9 @@ class LeaseExpiryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_EXPIRY_POLICY_UNSPECIFIED: _ClassVar[LeaseExpiryPolicy]
     LEASE_EXPIRY_POLICY_GIVE_BACK: _ClassVar[LeaseExpiryPolicy]
     LEASE_EXPIRY_POLICY_CONSUME: _ClassVar[LeaseExpiryPolicy]
+ASSEMBLY_POLICY_UNSPECIFIED: AssemblyPolicy
+ASSEMBLY_POLICY_CONSECUTIVE: AssemblyPolicy
+ASSEMBLY_POLICY_GROUPS: AssemblyPolicy
 SCHEMA_POLICY_UNSPECIFIED: SchemaPolicy
 SCHEMA_POLICY_ONE: SchemaPolicy
 SCHEMA_POLICY_ANY: SchemaPolicy
@@ -38,7 +47,7 @@ LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
 
 class BufferConfig(_message.Message):
-    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement")
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement", "assembly", "group_min")
     FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +66,8 @@ class BufferConfig(_message.Message):
     PRIORITY_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     REMOVER_FIELD_NUMBER: _ClassVar[int]
     WITH_REPLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    ASSEMBLY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_MIN_FIELD_NUMBER: _ClassVar[int]
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int
@@ -75,7 +86,9 @@ class BufferConfig(_message.Message):
     priority_exponent: float
     remover: Sampler
     with_replacement: bool
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ...) -> None: ...
+    assembly: AssemblyPolicy
+    group_min: int
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ..., assembly: _Optional[_Union[AssemblyPolicy, str]] = ..., group_min: _Optional[int] = ...) -> None: ...
 
 class Sampler(_message.Message):
     __slots__ = ("uniform", "oldest_first", "freshest_first", "newest_first", "prioritised", "highest_priority", "lowest_priority")
@@ -190,7 +203,7 @@ class Subscription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., retaining: bool = ..., acknowledged_chunk_id: _Optional[int] = ..., lag_chunk_count: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., missed_chunk_count: _Optional[int] = ...) -> None: ...
 
 class BufferState(_message.Message):
-    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count", "inserted_chunk_count", "delivered_chunk_count", "idle_duration", "session_users")
+    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count", "inserted_chunk_count", "delivered_chunk_count", "idle_duration", "session_users", "open_groups")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +238,7 @@ class BufferState(_message.Message):
     DELIVERED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
     IDLE_DURATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_USERS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_GROUPS_FIELD_NUMBER: _ClassVar[int]
     chunk_count: int
     open_chunk_count: int
     open_fragment_count: int
@@ -245,7 +259,20 @@ class BufferState(_message.Message):
     delivered_chunk_count: int
     idle_duration: _duration_pb2.Duration
     session_users: str
-    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ..., inserted_chunk_count: _Optional[int] = ..., delivered_chunk_count: _Optional[int] = ..., idle_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., session_users: _Optional[str] = ...) -> None: ...
+    open_groups: _containers.RepeatedCompositeFieldContainer[OpenGroup]
+    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ..., inserted_chunk_count: _Optional[int] = ..., delivered_chunk_count: _Optional[int] = ..., idle_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., session_users: _Optional[str] = ..., open_groups: _Optional[_Iterable[_Union[OpenGroup, _Mapping]]] = ...) -> None: ...
+
+class OpenGroup(_message.Message):
+    __slots__ = ("group", "member_count", "lacking_members", "silent_duration")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LACKING_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_DURATION_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member_count: int
+    lacking_members: _containers.RepeatedScalarFieldContainer[int]
+    silent_duration: _duration_pb2.Duration
+    def __init__(self, group: _Optional[str] = ..., member_count: _Optional[int] = ..., lacking_members: _Optional[_Iterable[int]] = ..., silent_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class QuarantinedFragment(_message.Message):
     __slots__ = ("worker_id", "fragment_index", "session_id", "payload_id")

@@ -16,6 +16,17 @@ class AdmissionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADMISSION_OUTCOME_BYTES_FULL: _ClassVar[AdmissionOutcome]
     ADMISSION_OUTCOME_PAYLOAD_MISSING: _ClassVar[AdmissionOutcome]
     ADMISSION_OUTCOME_SCHEMA_UNKNOWN: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_GROUP_ENDED: _ClassVar[AdmissionOutcome]
+
+class GroupEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GROUP_END_REASON_UNSPECIFIED: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_COMPLETE: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_PARTIAL: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_INCOMPLETE: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_STALE: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_LOST: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_EVICTED: _ClassVar[GroupEndReason]
 ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
 ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
 ADMISSION_OUTCOME_DUPLICATE: AdmissionOutcome
@@ -25,6 +36,14 @@ ADMISSION_OUTCOME_BUFFER_FULL: AdmissionOutcome
 ADMISSION_OUTCOME_BYTES_FULL: AdmissionOutcome
 ADMISSION_OUTCOME_PAYLOAD_MISSING: AdmissionOutcome
 ADMISSION_OUTCOME_SCHEMA_UNKNOWN: AdmissionOutcome
+ADMISSION_OUTCOME_GROUP_ENDED: AdmissionOutcome
+GROUP_END_REASON_UNSPECIFIED: GroupEndReason
+GROUP_END_REASON_COMPLETE: GroupEndReason
+GROUP_END_REASON_PARTIAL: GroupEndReason
+GROUP_END_REASON_INCOMPLETE: GroupEndReason
+GROUP_END_REASON_STALE: GroupEndReason
+GROUP_END_REASON_LOST: GroupEndReason
+GROUP_END_REASON_EVICTED: GroupEndReason
 
 class PayloadReference(_message.Message):
     __slots__ = ("payload_id", "size_bytes", "piece_size_bytes")

@@ -98,6 +98,34 @@ class WatchModelRequest(_message.Message):
     known_weights: bool
     def __init__(self, buffer: _Optional[str] = ..., known_session_id: _Optional[str] = ..., known_model_version: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_weights: bool = ...) -> None: ...
 
+class GroupEndsRequest(_message.Message):
+    __slots__ = ("buffer", "after_number", "max_wait")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    after_number: int
+    max_wait: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., after_number: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class GroupEndsResponse(_message.Message):
+    __slots__ = ("ends",)
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    ends: _containers.RepeatedCompositeFieldContainer[GroupEnd]
+    def __init__(self, ends: _Optional[_Iterable[_Union[GroupEnd, _Mapping]]] = ...) -> None: ...
+
+class GroupEnd(_message.Message):
+    __slots__ = ("number", "group", "reason", "member_count")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    group: str
+    reason: _fragment_pb2.GroupEndReason
+    member_count: int
+    def __init__(self, number: _Optional[int] = ..., group: _Optional[str] = ..., reason: _Optional[_Union[_fragment_pb2.GroupEndReason, str]] = ..., member_count: _Optional[int] = ...) -> None: ...
+
 class WatchModelResponse(_message.Message):
     __slots__ = ("changed", "session_id", "model_version", "weights", "known_session_ended")
     CHANGED_FIELD_NUMBER: _ClassVar[int]
@@ -139,12 +167,14 @@ class AppendFragmentsResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendResult(_message.Message):
-    __slots__ = ("outcome", "first_outcome")
+    __slots__ = ("outcome", "first_outcome", "group_end")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FIRST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    GROUP_END_FIELD_NUMBER: _ClassVar[int]
     outcome: _fragment_pb2.AdmissionOutcome
     first_outcome: _fragment_pb2.AdmissionOutcome
-    def __init__(self, outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ..., first_outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ...) -> None: ...
+    group_end: _fragment_pb2.GroupEndReason
+    def __init__(self, outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ..., first_outcome: _Optional[_Union[_fragment_pb2.AdmissionOutcome, str]] = ..., group_end: _Optional[_Union[_fragment_pb2.GroupEndReason, str]] = ...) -> None: ...
 
 class FetchFragmentsRequest(_message.Message):
     __slots__ = ("buffer", "request_id", "fragment_count", "max_wait", "rank", "world_size", "lease_duration", "inline_bytes_max")

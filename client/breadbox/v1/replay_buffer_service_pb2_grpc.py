@@ -55,6 +55,11 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelResponse.FromString,
                 _registered_method=True)
+        self.GroupEnds = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/GroupEnds',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.FromString,
+                _registered_method=True)
         self.AppendFragments = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/AppendFragments',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsRequest.SerializeToString,
@@ -197,12 +202,22 @@ class ReplayBufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GroupEnds(self, request, context):
+        """Workers that send groups. Long poll: returns as soon as a group of the current session has ended
+        after the known end. Ends are remembered as long as their groups, of which workers_max are. Empty
+        after max_wait, and in a buffer without groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AppendFragments(self, request, context):
         """Workers, after writing the payloads. One result per fragment, in order; fragments of one worker
         must be sent in order of their index. From the first result that asks to wait (BUFFER_FULL or
         BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome, once
         max_wait has passed.
-        So do, after a PAYLOAD_MISSING, the later fragments of its worker.
+        So do, after a PAYLOAD_MISSING, the later fragments of its worker. In a buffer of groups each
+        member is judged by itself, in any order.
         Fails: PAYLOAD_SIZE_MISMATCH, at the first payload with another size in the store than in its
         reference; fragments before it may have been admitted. WORKERS_FULL; APPENDS_FULL;
         QUOTA_FULL; QUOTA_EXCEEDED.
@@ -401,6 +416,11 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.WatchModel,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelResponse.SerializeToString,
+            ),
+            'GroupEnds': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupEnds,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.SerializeToString,
             ),
             'AppendFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendFragments,
@@ -612,6 +632,33 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/WatchModel',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GroupEnds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/GroupEnds',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,8 +91,15 @@ def _read_only(read: Callable[[Any], Any]) -> Functions:
 
 
 @lru_cache(maxsize=256)
-def _append_result(outcome: int, first_outcome: int) -> types.AppendResult:
-    return types.AppendResult(outcome_from_wire(outcome), outcome_from_wire(first_outcome))
+def _append_result(outcome: int, first_outcome: int, group_end: int) -> types.AppendResult:
+    return types.AppendResult(
+        outcome_from_wire(outcome), outcome_from_wire(first_outcome), _group_end(group_end)
+    )
+
+
+def _group_end(value: int) -> types.GroupEndReason:
+    reason: types.GroupEndReason = _GROUP_ENDS.get(value, types.GroupEndReason.UNSPECIFIED)
+    return reason
 
 
 def outcome_from_wire(value: int) -> types.AdmissionOutcome:
@@ -114,6 +121,7 @@ def _schema(message: schema_pb2.Schema) -> Mapping[str, types.ArrayType]:
 _SPAN = Functions(seconds, _put_span)
 _SAMPLER = Choice("sampler")
 _OUTCOMES = members(fragment_pb2.AdmissionOutcome.DESCRIPTOR, types.AdmissionOutcome)
+_GROUP_ENDS = members(fragment_pb2.GroupEndReason.DESCRIPTOR, types.GroupEndReason)
 _RELEASE_MODES = members(pb.ReleaseMode.DESCRIPTOR, types.ReleaseMode).numbers
 PAYLOAD = MessageMapping(fragment_pb2.PayloadReference, types.PayloadReference)
 METADATA = MessageMapping(
@@ -162,7 +170,8 @@ _BUFFER = MessageMapping(
             parts={
                 "quarantined": MessageMapping(
                     buffer_pb2.QuarantinedFragment, types.QuarantinedFragment
-                )
+                ),
+                "open_groups": MessageMapping(buffer_pb2.OpenGroup, types.OpenGroup),
             },
             reads={"counters": _sorted, "chunk_count_by_staleness": _sorted},
         ),
@@ -175,7 +184,11 @@ _BUFFER = MessageMapping(
 _APPEND_REPLY = MessageMapping(
     pb.AppendFragmentsResponse,
     types.AppendReply,
-    parts={"results": _read_only(lambda each: _append_result(each.outcome, each.first_outcome))},
+    parts={
+        "results": _read_only(
+            lambda each: _append_result(each.outcome, each.first_outcome, each.group_end)
+        )
+    },
 )
 _STORE_CONFIG = MessageMapping(
     pb.GetStoreConfigResponse,
@@ -210,6 +223,14 @@ def announcement(
         schema_hash=schema_hash,
         **fields,
     )
+
+
+def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
+    """Read the ends of groups, in order."""
+    return [
+        types.GroupEnd(each.number, each.group, _group_end(each.reason), each.member_count)
+        for each in message.ends
+    ]
 
 
 def references_from_wire(

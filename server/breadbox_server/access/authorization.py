@@ -165,7 +165,7 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
             ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
         ),
         (Rule(_ADMINS, "name"), ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
-        (Rule(_ALL, "buffer"), ("WatchModel",)),
+        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds")),
         (Rule(_ALL, "name"), ("GetBuffer",)),
         # The first lists the caller's buffers, the second gives the store's credentials.
         (Rule(_ALL), ("ListBuffers", "GetStoreConfig")),

@@ -5,61 +5,47 @@ not confirmed, so its payload expires by itself. This module deletes payloads th
 vain. An inline payload is written instead of confirmed, or with its journal entry.
 
 Appends without room may wait, in order of arrival (B31).
-
-| state    | of the queue | next                                                              |
-|----------|--------------|-------------------------------------------------------------------|
-| QUEUED   | yes          | DECIDING; ANSWERED: refused without a trip                        |
-| DECIDING | yes          | ANSWERED: all decided; WAITING: no room; QUEUED: a part is left   |
-| WAITING  | no           | QUEUED: there may be room; ANSWERED: wait over, or sent again     |
-| ANSWERED | no           | the answer leaves once it is durable                              |
-| OVER     | no           | none: the caller let go of it, in any state                       |
 """
 
 import asyncio
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from itertools import islice, takewhile
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import compress, islice, takewhile
 from typing import Final
 
-from breadbox.model.errors import StoreError, StoreFullError
-from breadbox.stores.base import Confirmation, PayloadCustodian
-from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.precedence import WAIT_S_MAX, Precedence
 from breadbox_server.admission.quotas import UNCHARGED, Charge
+from breadbox_server.admission.slices import (
+    SHORT_SLICE_FRAGMENTS,
+    SLICE_FRAGMENTS,
+    Item,
+    OfferedAppend,
+    PendingAppend,
+    Slice,
+)
+from breadbox_server.admission.store_trips import StoreTrips
 from breadbox_server.base.clock import Clock, TimerHandle
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
-from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
+from breadbox_server.core.model.errors import BufferNotFoundError, DomainError
+from breadbox_server.core.model.events import RoomWaitEnded
+from breadbox_server.core.model.ids import BufferName, CallerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
-    AppendFragments,
     Fragment,
-    Payload,
+    LeaveQueue,
+    Offer,
+    Settle,
+    WaitForRoom,
 )
 from breadbox_server.journal.durable_core import DurableCore
-from breadbox_server.journal.turns import Turns
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
     INLINE_PENDING_BYTES_MAX,
     INLINE_SIZE_BYTES_MAX,
 )
 from breadbox_server.metrics.metrics import Metrics
-
-SLICE_FRAGMENTS: Final = 256
-"""Fragments judged, confirmed and admitted before others get the loop."""
-
-SHORT_SLICE_FRAGMENTS: Final = 16
-"""The same while learners call."""
-
-SLICE_PIECES: Final = 8_192
-"""Pieces of payloads (keys in the store) after which a slice takes no more fragments."""
-
-SLICE_BYTES: Final = 512 * 2**10
-"""Bytes of inline payloads after which it takes no more either."""
 
 SLICE_S_ASSUMED: Final = 0.05
 """Seconds of a slice on a busy machine, assumed before the first one."""
@@ -70,160 +56,6 @@ PROGRESS_S: Final = 0.25
 HOLD_S: Final = 0.25
 
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
-_REFUSED: Final = Appended(AdmissionOutcome.WRONG_SESSION)
-
-
-PLACE_KEPT_S: Final = 5.0
-"""Seconds for which a position is kept after a wait or connection ended: the caller comes again."""
-PLACES_KEPT_MAX: Final = 65_536
-"""Positions kept; the next one gives up the oldest."""
-
-Place = tuple[SessionId, WorkerId, int]
-"""Identity of the fragment that an append waits with, the same when it comes again."""
-
-
-class State(Enum):
-    """State of a pending append; see the table above."""
-
-    QUEUED = auto()
-    DECIDING = auto()
-    WAITING = auto()
-    ANSWERED = auto()
-    OVER = auto()
-
-
-_PENDING: Final = (State.QUEUED, State.DECIDING, State.ANSWERED)
-
-
-@dataclass(slots=True, eq=False)
-class PendingAppend:
-    """Fragments that came in one call, until it is answered."""
-
-    buffer: BufferName
-    fragments: list[Fragment]
-    done: "asyncio.Future[list[Appended | None]]"
-    charge: Charge
-    bodies: Sequence[bytes] = ()
-    """Inline payloads: none, or one per fragment, empty where it is in the store."""
-    inline_bytes: int = 0
-    kept: dict[PayloadId, Payload] = field(default_factory=dict)
-    """Inline payloads that were stored and are not admitted yet; deleted with the append."""
-    results: list[Appended | None] = field(default_factory=list)
-    """Results before the first undecided fragment; None is a missing payload."""
-    error: Exception | None = None
-    broken_off: set[tuple[SessionId, WorkerId]] = field(default_factory=set)
-    """Workers with a missing payload; their later fragments wait: admitted first, they
-    would make it too late."""
-    wait_until: float = 0.0
-    place: Place | None = None
-    waits_for: AdmissionOutcome = AdmissionOutcome.BUFFER_FULL
-    timer: TimerHandle | None = None
-    state: State = State.QUEUED
-
-    @property
-    def is_waiting(self) -> bool:
-        """Return True while it waits for room."""
-        return self.state is State.WAITING
-
-    @property
-    def next_fragment(self) -> Fragment:
-        """Return the first undecided fragment."""
-        return self.fragments[len(self.results)]
-
-    @property
-    def is_decided(self) -> bool:
-        """Return True if the append failed, or every fragment has a result."""
-        return self.error is not None or len(self.results) == len(self.fragments)
-
-    def takes(self, item: "_Item") -> bool:
-        """Return True if an item's payload, and those before it of its worker, are there."""
-        fragment = item.fragment
-        is_broken_off = (fragment.session_id, fragment.worker_id) in self.broken_off
-        return item.is_there and not item.found_no_room and not is_broken_off
-
-    def fill(self, result: Appended) -> None:
-        """Give every undecided fragment the same result."""
-        self.results.extend([result] * (len(self.fragments) - len(self.results)))
-
-    def reply(self) -> None:
-        """Answer the caller, if it is still there."""
-        if self.done.done():
-            return
-        if self.error is not None:
-            self.done.set_exception(self.error)
-        else:
-            self.done.set_result(self.results)
-
-
-@dataclass(slots=True, eq=False)
-class _Item:
-    pending: PendingAppend
-    fragment: Fragment
-    judged: Appended | None
-    wants_confirmation: bool
-    body: bytes = b""
-    is_there: bool = False
-    is_carried: bool = False
-    """True if it is written with the entry about its fragment."""
-    has_other_size: bool = False
-    found_no_room: bool = False
-
-
-class RoomQueue:
-    """Appends that wait for room in one buffer, in order of arrival, and kept positions."""
-
-    def __init__(self) -> None:
-        self._places: OrderedDict[Place, PendingAppend | None] = OrderedDict()
-        """None marks a kept position."""
-        self._kept: OrderedDict[Place, float] = OrderedDict()
-        self.burst = 1
-        """Appends that may try for room at a time; one more for each that found it."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if nothing waits and no position is kept."""
-        return not self._places
-
-    def join(self, waiter: PendingAppend, place: Place) -> PendingAppend | None:
-        """Let an append wait; return its own earlier attempt if it takes that position."""
-        self._kept.pop(place, None)
-        former = self._places.get(place)
-        self._places[place] = waiter
-        waiter.place = place
-        if former is not None and former is not waiter:
-            former.place = None
-            return former
-        return None
-
-    def leave(self, waiter: PendingAppend, kept_until: float | None = None) -> None:
-        """Let an append go that has a position, which is kept for a while, or not at all."""
-        place, waiter.place = waiter.place, None
-        assert place is not None, "an append leaves once"
-        if kept_until is None:
-            del self._places[place]
-            return
-        self._places[place] = None
-        self._kept[place] = kept_until
-        if len(self._kept) > PLACES_KEPT_MAX:
-            self._give_up_oldest()
-
-    def give_up_places(self, now: float) -> None:
-        """Give up positions that were kept long enough."""
-        while self._kept and next(iter(self._kept.values())) <= now:
-            self._give_up_oldest()
-
-    def _give_up_oldest(self) -> None:
-        place, _ = self._kept.popitem(last=False)
-        del self._places[place]
-
-    def waiting(self) -> Iterator[PendingAppend]:
-        """Iterate over the waiting appends in order; do not change the queue meanwhile."""
-        return (each for each in self._places.values() if each is not None and each.is_waiting)
-
-    def waits_for(self) -> AdmissionOutcome | None:
-        """Return what the first of them waits for, or None if none waits."""
-        first = next(self.waiting(), None)
-        return None if first is None else first.waits_for
 
 
 class AppendQueue:
@@ -231,48 +63,37 @@ class AppendQueue:
 
     def __init__(
         self,
-        custodian: PayloadCustodian,
-        deletions: DeletionQueue,
-        unowned: UnownedPayloads,
+        trips: StoreTrips,
         *,
         clock: Clock,
         metrics: Metrics,
         fragments_max: int,
         waiting_max: int = APPENDS_WAITING_MAX,
-        has_room: Callable[[], bool] = lambda: True,
+        is_held: Callable[[], bool] = lambda: False,
         inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
         inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
-        recent: RecentPayloads | None = None,
-        carrier: Turns | None = None,
     ) -> None:
         self.precedence = Precedence(clock, under_way=lambda: self.pending_count)
         self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
-        self._recent = recent or RecentPayloads(0)
-        self._carrier = carrier
-        self._has_room = has_room
-        """False if the journal can take in only what makes room."""
-        self._custodian = custodian
-        self._deletions = deletions
+        self._is_held = is_held
+        """True if nothing is admitted, whatever room buffers have."""
+        self._trips = trips
         self._clock = clock
         self._metrics = metrics
         self._fragments_max = fragments_max
-        self._unowned = unowned
-        self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
+        self._pending: dict[PendingAppend, None] = {}
         """Appends to decide, in order of arrival, behind those called up from the queues."""
-        self._queues: dict[BufferName, RoomQueue] = {}
-        self._looks_again = False
-        self._doubtful: deque[PendingAppend] = deque()
-        """Waiting appends that may be answered whether or not there is room."""
-        self._hold_timer: TimerHandle | None = None
-        self._core: DurableCore
-        self._is_deciding = False
-        self.waiting_count = 0
+        self._waiters: dict[CallerId, PendingAppend] = {}
+        """Appends that wait for room, or have their turn."""
         self._waiting_fragments = 0
         """Bounded like pending ones, because they hold as much memory."""
         self._waiting_inline_bytes = 0
         """At most half of the bound of all appends, to leave room for other buffers."""
+        self._looks_again = False
+        self._hold_timer: TimerHandle | None = None
+        self._core: DurableCore
         self.pending_count = 0
         """Fragments that are neither answered nor wait for room."""
         self.inline_bytes = 0
@@ -283,11 +104,13 @@ class AppendQueue:
         metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
 
-    async def may_read(self, fragment_count: int, size_bytes: int) -> None:
-        """Return when an append that came may be read: learners' calls go first.
+    @property
+    def waiting_count(self) -> int:
+        """Appends that wait for room, or have their turn."""
+        return len(self._waiters)
 
-        AppendsFullError: it is not to wait, as in `submit`.
-        """
+    async def may_read(self, fragment_count: int, size_bytes: int) -> None:
+        """Return when an append that came may be read: learners first. Raises as `submit` does."""
         self._check_room(fragment_count, size_bytes)
         self._unread_count += fragment_count
         self._unread_bytes += size_bytes
@@ -316,8 +139,8 @@ class AppendQueue:
         inline_bytes = sum(map(len, bodies))
         self._check_room(len(fragments), inline_bytes)
         done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
-        pending = PendingAppend(buffer, fragments, done, charge, bodies, inline_bytes)
-        pending.wait_until = self._clock.now() + wait_s
+        wait_until = self._clock.now() + wait_s
+        pending = PendingAppend(buffer, fragments, done, charge, bodies, inline_bytes, wait_until)
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
@@ -336,37 +159,35 @@ class AppendQueue:
             raise AppendsFullError(waiting, expected_s)
 
     def withdraw(self, pending: PendingAppend) -> None:
-        """Forget an append, once. A waiting one's position is kept for `PLACE_KEPT_S`."""
+        """Forget an append, once. A waiting one's position is kept for a while."""
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._pending.pop(pending, None)
         pending.done.cancel()
-        if pending.kept and pending.state is not State.DECIDING:
-            self._let_go(pending)
-        self._leave_queue(pending, keeps_place=not pending.is_decided)
-        self._enter(pending, State.OVER)
-        self.inline_bytes -= pending.inline_bytes
-
-    def _enter(self, pending: PendingAppend, state: State) -> None:
-        change = (state in _PENDING) - (pending.state in _PENDING)
-        self.pending_count += change * len(pending.fragments)
-        pending.state = state
-        if change < 0:
+        if pending.kept and not pending.is_in_slice:
+            self._trips.let_go(pending)
+        self._leave_queue(pending)
+        if not pending.is_waiting:
+            self.pending_count -= len(pending.fragments)
             self.precedence.look()
+        self.inline_bytes -= pending.inline_bytes
 
     def look_again(self) -> None:
         """Check soon if there is room for a waiting append."""
-        if self._queues and not self._is_deciding:
+        if self._waiters:
             self._looks_again = True
             self._wake.set()
 
-    def doubt(self, buffer: BufferName) -> None:
-        """Look at every append that waits in a buffer: its session or version has changed."""
-        queue = self._queues.get(buffer)
-        if queue is not None:
-            others = [pending for pending in self._doubtful if pending.buffer != buffer]
-            self._doubtful = deque([*others, *queue.waiting()])
-            self._looks_again = True
-            self._wake.set()
+    def end_wait(self, event: RoomWaitEnded) -> None:
+        """Answer an append that waits for room no longer."""
+        pending = self._waiters.get(event.caller_id)
+        if pending is None:
+            return
+        self._count_waiting(pending, None)
+        self._set_waiting(pending, is_waiting=False)
+        pending.error = event.error
+        pending.fill(Appended(event.outcome))
+        self._pending.pop(pending, None)
+        self._core.when_settled(pending.reply)
 
     async def run(self, core: DurableCore) -> None:
         """Decide what is queued, for ever."""
@@ -386,200 +207,34 @@ class AppendQueue:
 
     async def _run_slice(self) -> None:
         started_at = self._clock.now()
-        if self._looks_again:
-            self._call_up()
-        items = self._take_slice()
-        for item in items:
-            if item.pending.state is State.QUEUED:  # Else it has come again meanwhile.
-                item.pending.state = State.DECIDING
-        try:
-            await self._keep(items)
-            await self._confirm(items)
-        except StoreError as error:
-            for item in items:
-                if item.wants_confirmation:
-                    # The store may have confirmed it all the same, and only its answer was lost.
-                    item.is_there = True
-                    item.pending.error = error
-        self._is_deciding = True
-        try:
-            if self._admit(items):
-                # What was admitted may have been granted at once, and so have made room again.
-                self._looks_again = bool(self._queues)
+        taken = self._take_slice()
+        # A payload too large to be inline is answered as one that is not in the store.
+        items = [
+            item
+            for offer in taken.offers
+            for item in offer.items
+            if len(item.body) <= self._inline_size_bytes_max
+        ]
+        await self._trips.ask(items)
+        for offer in taken.offers:
+            pending = offer.pending
+            self._settle(offer)
+            pending.is_in_slice = False
+            if pending.kept and (pending.done.cancelled() or pending.is_decided):
+                self._trips.let_go(pending)
+        if taken.fragment_count:
+            # What was admitted may have been granted at once, and what is missing took room.
             self._core.pump()
-            if self._carrier is not None:
-                self._carrier.hurry()
-        finally:
-            self._is_deciding = False
-        for item in items:
-            pending = item.pending
-            if pending.state is State.DECIDING:
-                pending.state = State.QUEUED
-            if pending.kept and (pending.state is State.OVER or pending.is_decided):
-                self._let_go(pending)
+            self._trips.carrier.hurry()
         while self._pending and (oldest := next(iter(self._pending))).is_decided:
             del self._pending[oldest]
-            if oldest.place is not None:
-                self._end_turn(oldest)
-            self._enter(oldest, State.ANSWERED)
+            self._leave_queue(oldest)
             # The reply waits until the slice is durable; the next slice does not.
             self._core.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
-        if items:
-            self._learn_pace(len(items), self._clock.now() - started_at)
-
-    def _call_up(self) -> None:
-        """Put waiting appends that there may be room for at the head, longest wait first."""
-        self._looks_again = False
-        if self._deletions.is_full or not self._has_room():
-            self._look_later()
-            return
-        now = self._clock.now()
-        called: list[PendingAppend] = []
-        for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
-            pending = self._doubtful.popleft()
-            if pending.is_waiting:
-                outlook = self._outlook(pending)
-                # There may be room now: for that it waits its turn.
-                if outlook is not None and not outlook.outcome.asks_to_wait:
-                    self._enter(pending, State.QUEUED)
-                    called.append(pending)
-        for buffer, queue in list(self._queues.items()):
-            queue.give_up_places(now)
-            if queue.is_empty:
-                del self._queues[buffer]
-            room = queue.burst
-            blocked_by: AdmissionOutcome | None = None
-            for pending in list(islice(queue.waiting(), SLICE_FRAGMENTS)):
-                if blocked_by is not None and not self._core.may_overtake(
-                    buffer, pending.next_fragment, blocked_by
-                ):
-                    break
-                outlook = self._outlook(pending)
-                if outlook is not None and outlook.outcome.asks_to_wait:
-                    blocked_by = pending.waits_for = outlook.outcome
-                    continue
-                self._enter(pending, State.QUEUED)
-                called.append(pending)
-                room -= outlook is None
-                if not room:
-                    break
-        if self._doubtful:
-            self._looks_again = True
-        for pending in reversed(called):
-            self._pending[pending] = None
-            self._pending.move_to_end(pending, last=False)
-
-    def _outlook(self, pending: PendingAppend) -> Appended | None:
-        try:
-            return self._core.judge(pending.buffer, pending.next_fragment)
-        except DomainError:
-            return _REFUSED
-
-    def _look_later(self) -> None:
-        """Look again later: journal and deletions do not report when they have room."""
-        if self._hold_timer is None:
-
-            def look() -> None:
-                self._hold_timer = None
-                self.look_again()
-
-            self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
-
-    def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
-        now = self._clock.now()
-        if pending.done.done() or now >= pending.wait_until:
-            return False
-        queue = self._queues.get(pending.buffer)
-        is_full = (
-            self.waiting_count >= self._waiting_max
-            or self._waiting_fragments + len(pending.fragments) > self._fragments_max
-            or self._waiting_inline_bytes + pending.inline_bytes
-            > self._inline_pending_bytes_max // 2
-        )
-        if pending.place is None and is_full:
-            return False
-        if queue is None:
-            queue = self._queues[pending.buffer] = RoomQueue()
-        queue.give_up_places(now)
-        fragment = pending.next_fragment
-        place = (fragment.session_id, fragment.worker_id, fragment.fragment_index)
-        if pending.place != place:
-            # It has got something: others are first now, and its caller should hear of it soon.
-            self._leave_queue(pending)
-            self._queues[pending.buffer] = queue
-            if pending.results:
-                pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
-            self._count_waiting(pending, 1)
-            pending.timer = self._clock.call_at(pending.wait_until, lambda: self._give_up(pending))
-        else:
-            queue.burst = 1
-        former = queue.join(pending, place)
-        if former is not None:
-            self._supersede(former)
-        pending.waits_for = outcome
-        self._pending.pop(pending, None)
-        self._enter(pending, State.WAITING)
-        return True
-
-    def _end_turn(self, pending: PendingAppend) -> None:
-        queue = self._queues[pending.buffer]
-        last = None if pending.error else pending.results[-1]
-        must_come_again = last is not None and last.outcome.asks_to_wait
-        if not must_come_again:
-            queue.burst = min(queue.burst + 1, SLICE_FRAGMENTS)
-        self._leave_queue(pending, keeps_place=must_come_again)
-        self._looks_again = True
-
-    def _supersede(self, former: PendingAppend) -> None:
-        self._end_wait(former)
-        former.fill(Appended(former.waits_for))
-        self._answer(former)
-
-    def _give_up(self, pending: PendingAppend) -> None:
-        """End a wait that has lasted long enough, unless its turn has come."""
-        if pending.is_waiting:
-            pending.fill(Appended(pending.waits_for))
-            self._leave_queue(pending, keeps_place=True)
-            self._answer(pending)
-
-    def _answer(self, pending: PendingAppend) -> None:
-        self._pending.pop(pending, None)
-        self._enter(pending, State.ANSWERED)
-        self._core.when_settled(pending.reply)
-
-    def _leave_queue(self, pending: PendingAppend, *, keeps_place: bool = False) -> None:
-        queue = self._queues.get(pending.buffer)
-        if pending.place is None or queue is None:
-            return
-        queue.leave(pending, self._clock.now() + PLACE_KEPT_S if keeps_place else None)
-        if queue.is_empty:
-            del self._queues[pending.buffer]
-        self._end_wait(pending)
-
-    def _count_waiting(self, pending: PendingAppend, change: int) -> None:
-        self.waiting_count += change
-        self._waiting_fragments += change * len(pending.fragments)
-        self._waiting_inline_bytes += change * pending.inline_bytes
-
-    def _end_wait(self, pending: PendingAppend) -> None:
-        assert pending.timer is not None, "every wait has a timer"
-        self._count_waiting(pending, -1)
-        pending.timer.cancel()
-
-    def _comes_too_early(self, pending: PendingAppend, fragment: Fragment) -> bool:
-        """Return True if a fragment would take an earlier append's room; the append then waits."""
-        queue = self._queues.get(pending.buffer)
-        if queue is None or pending.place is not None:
-            return False
-        waits_for = queue.waits_for()
-        if waits_for is None or self._core.may_overtake(pending.buffer, fragment, waits_for):
-            return False
-        # Behind others of its append in this slice it is looked at again once those are decided.
-        if fragment is pending.next_fragment and not self._wait(pending, waits_for):
-            pending.fill(Appended(waits_for))
-        return True
+        if taken.fragment_count:
+            self._learn_pace(taken.fragment_count, self._clock.now() - started_at)
 
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
         """Learn from a slice how long full ones take.
@@ -591,209 +246,77 @@ class AppendQueue:
         if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
             self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
 
-    def _take_slice(self) -> list[_Item]:
-        items: list[_Item] = []
-        identities: set[tuple[str, str, str, int]] = set()
-        has_room = self._has_room()
-        fragments_max = SHORT_SLICE_FRAGMENTS if self.precedence.has_learners else SLICE_FRAGMENTS
-        piece_count = inline_bytes = 0
-        body_bytes_max = self._inline_size_bytes_max
-        is_carried = (
-            self._carrier is not None
-            and not self._queues
-            and self._carrier.can_carry(SLICE_FRAGMENTS, SLICE_BYTES + body_bytes_max)
-        )
-        # An append that has to wait behind others leaves `_pending` meanwhile.
-        for pending in list(self._pending) if self._queues else self._pending:
-            if pending.is_decided:
+    def _take_slice(self) -> Slice:
+        """Offer fragments to the core: those called up first, then the others as they came."""
+        learners = self.precedence.has_learners
+        taken = Slice(SHORT_SLICE_FRAGMENTS if learners else SLICE_FRAGMENTS)
+        is_held = self._is_held()
+        if self._looks_again:
+            self._looks_again = False
+            if is_held:
+                self._look_later()
+            else:
+                self._call_up(taken)
+        # An append that has to wait leaves `_pending` meanwhile.
+        for pending in list(islice(self._pending, None if is_held else SLICE_FRAGMENTS)):
+            if pending.is_decided or pending.is_in_slice:
                 continue
-            if pending.done.cancelled():
-                pending.fill(BYTES_FULL)  # Nobody reads it; the append only has to be over.
-            if self._deletions.is_full or not has_room:
-                pending.fill(BYTES_FULL)
-            for position in range(len(pending.results), len(pending.fragments)):
-                fragment = pending.fragments[position]
-                is_full = len(items) >= fragments_max or piece_count >= SLICE_PIECES
-                if is_full or inline_bytes >= SLICE_BYTES:
-                    return items
-                body = pending.bodies[position] if pending.bodies else b""
-                item = (
-                    # No trip to the store depends on a look-ahead: it is judged once.
-                    _Item(pending, fragment, None, True, body)
-                    if is_carried and 0 < len(body) <= body_bytes_max and not pending.kept
-                    else self._judge(pending, fragment, body, identities)
-                )
-                if item is None:
-                    break
-                if (
-                    self._queues
-                    and item.judged is None
-                    and self._comes_too_early(pending, fragment)
-                ):
-                    break
-                items.append(item)
-                inline_bytes += len(body)
-                if fragment.payload.piece_size_bytes:
-                    piece_count += fragment.payload.piece_count
-                if item.judged is not None and item.judged.outcome.asks_again:
-                    break
-        return items
+            if pending.done.cancelled() or is_held:
+                pending.fill(BYTES_FULL)  # If cancelled, nobody reads it: it only has to be over.
+            elif taken.is_full:
+                break
+            else:
+                self._offer(taken, pending)
+        return taken
 
-    def _judge(
-        self,
-        pending: PendingAppend,
-        fragment: Fragment,
-        body: bytes,
-        identities: set[tuple[str, str, str, int]],
-    ) -> _Item | None:
+    def _call_up(self, taken: Slice) -> None:
+        """Offer what waiting appends there is room for, longest wait first."""
+        called: list[PendingAppend] = []
+        for caller_id in self._core.call_up():
+            pending = self._waiters[caller_id]
+            self._set_waiting(pending, is_waiting=False)
+            self._offer(taken, pending)
+            if not pending.is_waiting:
+                called.append(pending)
+            if taken.is_full:
+                self._looks_again = True
+                break
+        if called:
+            self._pending = dict.fromkeys((*called, *self._pending))
+
+    def _look_later(self) -> None:
+        """Look again later: journal and deletions do not report when they have room."""
+        if self._hold_timer is None:
+
+            def look() -> None:
+                self._hold_timer = None
+                self.look_again()
+
+            self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
+
+    def _offer(self, taken: Slice, pending: PendingAppend) -> None:
+        """Have the core answer an append's next fragments, or reserve room for them."""
+        while not pending.is_decided and pending.is_broken_off(pending.next_fragment):
+            pending.results.append(None)
+        items = taken.take(pending)
+        if not items:
+            return
+        offer = Offer(pending.buffer, [item.fragment for item in items], pending.caller_id)
         try:
-            judged = self._core.judge(pending.buffer, fragment)
+            reservation_id, answers = self._core.decide(offer)
         except DomainError as error:
             pending.error = error
-            return None
-        identity = (
-            pending.buffer,
-            fragment.session_id,
-            fragment.worker_id,
-            fragment.fragment_index,
-        )
-        # The second of two equal fragments in a slice is a duplicate once the first is admitted;
-        # if it brought a payload of its own, that one must go on to expire.
-        wants = judged is None and identity not in identities
-        identities.add(identity)
-        # A payload too large to be inline is answered as one that is not in the store.
-        wants = wants and len(body) <= self._inline_size_bytes_max
-        return _Item(pending, fragment, judged, wants, body)
-
-    async def _keep(self, items: list[_Item]) -> None:
-        """Store inline payloads under fresh ids, in one trip with a turn's entries if it can."""
-        riding = []
-        for item in items:
-            if item.body and item.wants_confirmation:
-                item.is_there = item.fragment.payload.payload_id in item.pending.kept
-                if not item.is_there:
-                    riding.append(item)
-        if not riding:
             return
-        carrier = self._carrier
-        if carrier and carrier.can_carry(len(riding), sum(len(item.body) for item in riding)):
-            for item in riding:
-                item.is_there = item.is_carried = True
+        if reservation_id is not None:
+            reserved = list(compress(items, [answer is None for answer in answers]))
+            pending.is_in_slice = True
+            taken.offers.append(OfferedAppend(pending, reservation_id, answers, reserved))
             return
-        payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
-        payload_ids = [item.fragment.payload.payload_id for item in riding]
-        words: str | None = None
-        with self._deletions.confirming(payload_ids), self._metrics.store_trip("keep"):
-            try:
-                await self._custodian.keep(payloads)
-            except StoreFullError as error:
-                words = error.what
-            else:
-                if carrier:
-                    carrier.has_payload_room = True
-        found_no_room = words is not None
-        if words is not None:
-            self._metrics.on_store_full(words)
-        for item in riding:
-            # Without room for all of them, some may be there all the same.
-            item.is_there, item.found_no_room = True, found_no_room
-            item.pending.kept[item.fragment.payload.payload_id] = item.fragment.payload
-
-    async def _confirm(self, items: list[_Item]) -> None:
-        is_leaving = self._deletions.is_leaving
-        # What is on its way out is as good as not there: its sender writes it once more.
-        wanted = [
-            item
-            for item in items
-            if item.wants_confirmation
-            and not item.body
-            and not is_leaving(item.fragment.payload.payload_id)
-        ]
-        if not wanted:
-            return
-        payload_ids = [item.fragment.payload.payload_id for item in wanted]
-        for payload_id in payload_ids:
-            # Sent again in time; `_admit` keeps it for a while once more if it is refused again.
-            self._unowned.discard(payload_id)
-        references = [payload_reference(item.fragment.payload) for item in wanted]
-        with self._deletions.confirming(payload_ids), self._metrics.store_trip("confirm"):
-            answers = await self._custodian.confirm(references)
-        for item, payload_id, answer in zip(wanted, payload_ids, answers, strict=True):
-            item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
-            item.has_other_size = answer == Confirmation.OTHER_SIZE
-
-    def _admit(self, items: list[_Item]) -> bool:
-        """Have the core decide about items, in order; return True if it admitted a fragment."""
-        has_admitted = False
-        left = deque(items)
-        while left:
-            pending = left[0].pending
-            if pending.is_decided or pending.is_waiting:
-                self._disown(left.popleft())
-            elif pending.takes(left[0]):
-                has_admitted |= self._admit_run(pending, left)
-            else:
-                self._answer_absent(left.popleft())
-        return has_admitted
-
-    def _admit_run(self, pending: PendingAppend, left: deque[_Item]) -> bool:
-        """Have the core decide about an append's items in front whose payloads are there."""
-        run = takewhile(lambda item: item.pending is pending and pending.takes(item), left)
-        fragments = [item.fragment for item in run]
-        try:
-            answers = self._core.decide(AppendFragments(pending.buffer, fragments))
-        except DomainError as error:
-            pending.error = error
-            self._disown(left.popleft())
-            return False
         for answer in answers:
-            self._take_answer(left.popleft(), answer)
-        return any([answer.outcome is AdmissionOutcome.ADMITTED for answer in answers])
+            self._take_refusal(pending, answer)
 
-    def _answer_absent(self, item: _Item) -> None:
-        """Answer for an item whose payload is missing, unless its fragment is still refused."""
-        pending, fragment = item.pending, item.fragment
-        worker = (fragment.session_id, fragment.worker_id)
-        if worker in pending.broken_off:
-            self._disown(item)
-            pending.results.append(None)
-            return
-        if item.found_no_room:
-            self._disown(item)
-            pending.fill(BYTES_FULL)
-            return
-        answer = item.judged
-        try:
-            if self._core.judge(pending.buffer, fragment) is not None:
-                (answer,) = self._core.decide(AppendFragments(pending.buffer, [fragment]))
-        except DomainError as error:
-            pending.error = error
-            return
-        if answer is not None:
-            self._take_answer(item, answer)
-        elif item.has_other_size:
-            pending.error = PayloadSizeError(
-                f"fragments[{len(pending.results)}].payload", fragment.payload
-            )
-        else:
-            if not item.body:
-                self._metrics.count_missing(pending.buffer, 1)
-            pending.broken_off.add(worker)
-            pending.results.append(None)
-
-    def _take_answer(self, item: _Item, answer: Appended) -> None:
-        pending, payload = item.pending, item.fragment.payload
-        if answer.outcome is AdmissionOutcome.ADMITTED:
-            if item.is_carried and self._carrier:
-                self._carrier.carry(payload.payload_id, item.body)
-                self._recent.add(payload.payload_id, item.body)
-            elif pending.kept.pop(payload.payload_id, None) is not None:
-                self._recent.add(payload.payload_id, item.body)
-            else:
-                self._unowned.discard(payload.payload_id)
-            pending.charge.admitted(payload)
-        else:
-            self._disown(item)
+    def _take_refusal(self, pending: PendingAppend, answer: Appended | None) -> None:
+        assert answer is not None, "nothing is reserved"
         if answer.outcome.asks_to_wait and self._wait(pending, answer.outcome):
             return
         if answer.outcome.asks_again:
@@ -801,13 +324,98 @@ class AppendQueue:
         else:
             pending.results.append(answer)
 
-    def _disown(self, item: _Item) -> None:
-        """Remember a payload confirmed for nothing: it may be sent again."""
-        is_written = item.is_there and not item.is_carried
-        if is_written and item.fragment.payload.payload_id not in item.pending.kept:
-            self._unowned.add(item.fragment.payload, self._clock.now())
+    def _settle(self, offer: OfferedAppend) -> None:
+        """Have the core admit what is there of an offer, and let go of the rest."""
+        pending = offer.pending
+        items = () if pending.is_decided else offer.items
+        there = [item.is_there for item in takewhile(lambda item: not item.found_no_room, items)]
+        settle = Settle(pending.buffer, offer.reservation_id, there)
+        try:
+            answers = self._core.decide(settle)
+        except DomainError as error:
+            pending.error = pending.error or error
+            return
+        reserved, settled = iter(items), deque(answers)
+        for answer in offer.answers:
+            if pending.is_decided:
+                return
+            if answer is not None:
+                pending.results.append(answer)
+                continue
+            item = next(reserved)
+            if item.found_no_room:
+                pending.fill(BYTES_FULL)
+            elif not settled or not self._take_settled(item, settled.popleft()):
+                return  # The next is offered again, and gets its answer then.
 
-    def _let_go(self, pending: PendingAppend) -> None:
-        """Delete inline payloads that were not admitted: sent again, they have other ids."""
-        self._deletions.put(pending.kept.values())
-        pending.kept = {}
+    def _take_settled(self, item: Item, answer: Appended | None) -> bool:
+        """Take an answer to a reserved fragment, None if its payload or an earlier one lacks.
+
+        False: it has to be offered again.
+        """
+        pending, fragment = item.pending, item.fragment
+        if answer is None and not pending.is_broken_off(fragment):
+            if item.has_other_size:
+                field = f"fragments[{len(pending.results)}].payload"
+                pending.error = PayloadSizeError(field, fragment.payload)
+                return False
+            if not item.body:
+                self._metrics.count_missing(pending.buffer, 1)
+            if not self._core.buffers.collects_groups(pending.buffer):
+                pending.broken_off.add((fragment.session_id, fragment.worker_id))
+        elif answer is not None and answer.outcome is AdmissionOutcome.ADMITTED:
+            self._trips.admitted(item)
+            pending.charge.admitted(fragment.payload)
+        elif answer is not None and answer.outcome.asks_again:
+            return False
+        pending.results.append(answer)
+        return True
+
+    def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
+        """Let an append wait for room, unless it may not, or too much waits already."""
+        now = self._clock.now()
+        has_place = pending.caller_id is not None or (
+            len(self._waiters) < self._waiting_max
+            and self._waiting_fragments + len(pending.fragments) <= self._fragments_max
+            and self._waiting_inline_bytes + pending.inline_bytes
+            <= self._inline_pending_bytes_max // 2
+        )
+        if pending.done.done() or now >= pending.wait_until or not has_place:
+            return False
+        if len(pending.results) > pending.waited_at:
+            # It has got something: its caller should hear of it soon.
+            pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
+        pending.waited_at = len(pending.results)
+        fragment, until = pending.next_fragment, pending.wait_until
+        wait = WaitForRoom(pending.buffer, fragment, outcome, until, pending.caller_id)
+        self._count_waiting(pending, self._core.decide(wait))
+        self._pending.pop(pending, None)
+        self._set_waiting(pending, is_waiting=True)
+        return True
+
+    def _set_waiting(self, pending: PendingAppend, *, is_waiting: bool) -> None:
+        """Count an append's fragments among those that wait for room, or among pending ones."""
+        self.pending_count += (pending.is_waiting - is_waiting) * len(pending.fragments)
+        pending.is_waiting = is_waiting
+        self.precedence.look()
+
+    def _count_waiting(self, pending: PendingAppend, caller_id: CallerId | None) -> None:
+        """Note the id under which an append waits from now on, or None."""
+        change = (caller_id is not None) - (pending.caller_id is not None)
+        self._waiting_fragments += change * len(pending.fragments)
+        self._waiting_inline_bytes += change * pending.inline_bytes
+        if pending.caller_id is not None:
+            del self._waiters[pending.caller_id]
+        pending.caller_id = caller_id
+        if caller_id is not None:
+            self._waiters[caller_id] = pending
+
+    def _leave_queue(self, pending: PendingAppend) -> None:
+        if pending.caller_id is None:
+            return
+        leave = LeaveQueue(pending.buffer, pending.caller_id, pending.must_come_again)
+        self._count_waiting(pending, None)
+        with suppress(BufferNotFoundError):
+            self._core.decide(leave)
+        self._looks_again = True
+        self._wake.set()

@@ -16,6 +16,7 @@ from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.quotas import UNCHARGED, Quotas
+from breadbox_server.admission.store_trips import StoreTrips
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
@@ -64,17 +65,17 @@ class Appends:
         )
         """True if another client wrote a payload through the gateway and has not announced it."""
         self.queue = AppendQueue(
-            custodian,
-            deletions,
-            unowned,
+            StoreTrips(
+                *(custodian, deletions, unowned, recent, core.turns),
+                clock=core.clock,
+                metrics=metrics,
+            ),
             clock=core.clock,
             metrics=metrics,
             fragments_max=fragments_max,
             waiting_max=waiting_max,
-            has_room=lambda: not core.turns.hold(),
+            is_held=lambda: bool(self.hold()),
             inline_size_bytes_max=inline_size_bytes_max,
-            recent=recent,
-            carrier=core.turns,
         )
 
     async def append(

@@ -32,6 +32,8 @@ from breadbox_server.core.model.config import (
 )
 from breadbox_server.core.model.description import (
     BufferDescription,
+    GroupEnd,
+    OpenGroup,
     QuarantinedFragment,
     SubscriptionDescription,
 )
@@ -48,6 +50,7 @@ from breadbox_server.core.model.inputs import (
     Appended,
     Fragment,
     GrantedFragment,
+    GroupEndReason,
     Payload,
     ReleaseMode,
     UpdatePriorities,
@@ -77,6 +80,7 @@ WaitingRequest = (
     | pb.FetchFragmentsRequest
     | pb.ReadFragmentsRequest
     | pb.WatchModelRequest
+    | pb.GroupEndsRequest
 )
 
 DEFAULT_BUFFER_NAME: Final = "default"
@@ -128,6 +132,7 @@ _GRANTED: Final = MessageMapping(
     names={"metadata": "fragment"},
     parts={"fragment": METADATA},
 )
+GROUP_END: Final = MessageMapping(pb.GroupEnd, GroupEnd)
 QUARANTINED: Final = MessageMapping(buffer_pb2.QuarantinedFragment, QuarantinedFragment)
 STATE: Final = MessageMapping(
     buffer_pb2.BufferState,
@@ -137,7 +142,10 @@ STATE: Final = MessageMapping(
         "inserted_chunk_count": "inserted_count",
         "delivered_chunk_count": "delivered_count",
     },
-    parts={"quarantined": QUARANTINED},
+    parts={
+        "quarantined": QUARANTINED,
+        "open_groups": MessageMapping(buffer_pb2.OpenGroup, OpenGroup),
+    },
     beside=("name", "config", "model", "weights_bytes", "schemas"),
     # What only the parts around the core know.
     left_out=("outage", "hold", "idle_duration", "session_users"),
@@ -175,6 +183,9 @@ CONFIG: Final = MessageMapping(
 to_config: Final = CONFIG.message
 _OUTCOMES: Final[Mapping[AdmissionOutcome, Any]] = members(
     fragment_pb2.AdmissionOutcome.DESCRIPTOR, AdmissionOutcome
+).numbers
+_GROUP_ENDS: Final[Mapping[GroupEndReason, Any]] = members(
+    fragment_pb2.GroupEndReason.DESCRIPTOR, GroupEndReason
 ).numbers
 _RELEASE_MODES: Final = members(pb.ReleaseMode.DESCRIPTOR, ReleaseMode)
 
@@ -396,7 +407,8 @@ def _append_result(value: Appended | None) -> pb.AppendResult:
     if value is None:
         return pb.AppendResult(outcome=fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING)
     first = None if value.first_outcome is None else _OUTCOMES[value.first_outcome]
-    return pb.AppendResult(outcome=_OUTCOMES[value.outcome], first_outcome=first)
+    end = None if value.group_end is None else _GROUP_ENDS[value.group_end]
+    return pb.AppendResult(outcome=_OUTCOMES[value.outcome], first_outcome=first, group_end=end)
 
 
 def to_subscription(value: SubscriptionDescription, lag_s: float) -> buffer_pb2.Subscription:

@@ -3,6 +3,9 @@
 What knows what:
 
     rules.intake     fragments coming in          state.assembly   workers and their open chunks
+    rules.offers     fragments to be confirmed    state.room       places and bytes reserved
+    rules.waiting    appends without room         state.room_queue their order
+    state.groups     groups of members, in the place of workers
     rules.granting   fetches and leases           state.holdings   closed chunks, held and leased
     rules.reading    cursors                      state.grants     waiters, grants and leases
     rules.changes    sessions, limits, losses     state.session    session, version, weights
@@ -30,15 +33,16 @@ from typing import Any
 
 from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
+from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade, TimePassed
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
 from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Answer, Fragment, Payload
+from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
-from breadbox_server.core.rules import changes, granting, intake, reading
+from breadbox_server.core.rules import changes, granting, intake, offers, reading, waiting
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
+from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
 
 
@@ -126,14 +130,13 @@ class ReplayBuffer:
         """Show the named cursors; far cheaper than going through what they have not passed."""
         return reading.describe_subscriptions(self._state)
 
-    def may_overtake(self, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
-        """Return whether a fragment takes nothing that one refused so earlier waits for (B31)."""
-        return intake.may_overtake(self._state, fragment, waits_for)
-
-    def describe(self) -> description.BufferDescription:
-        """Show limits, gauges and counters; O(model versions held)."""
-        state = self._state
-        held_count = len(state.holdings.table.held)
+    def describe(self, *, now: float) -> description.BufferDescription:
+        """Show limits, gauges and counters; O(model versions held), of groups O(chunks held)."""
+        state, groups = self._state, self._groups
+        held = state.holdings.table.held
+        fragment_count = len(held) * state.config.fragments_per_chunk
+        if groups is not None:
+            fragment_count = sum([len(chunk.fragments) for chunk in held.values()])
         version = state.model.version or 0
         counts = sorted(state.holdings.table.count_by_version.items(), reverse=True)
         latest = state.leases.latest_grant()
@@ -141,11 +144,11 @@ class ReplayBuffer:
             name=state.name,
             config=state.config,
             model=state.model.state,
-            chunk_count=held_count,
+            chunk_count=len(held),
             retained_count=state.holdings.subscriptions.retained_count,
             open_chunk_count=len(state.assembly.open),
             open_fragment_count=state.assembly.open_fragment_count,
-            fragment_count=held_count * state.config.fragments_per_chunk,
+            fragment_count=fragment_count,
             payload_bytes=state.payloads.referred_bytes,
             weights_bytes=state.payloads.weights_bytes,
             lease_count=state.leases.live_count,
@@ -159,13 +162,18 @@ class ReplayBuffer:
             quarantined=tuple(state.quarantined),
             latest_request_id=RequestId("") if latest is None else latest.request_id,
             schemas=tuple(state.model.schemas.values()),
+            open_groups=() if groups is None else tuple(groups.longest_silent(now)),
         )
 
-    def judge(self, fragment: Fragment, *, now: float) -> inputs.Appended | None:
-        """Do what is due, then return how a fragment would be answered; see `BufferSet.judge`."""
-        self.handle_timer(now=now)
-        answer = intake.judge(self._state, fragment)
-        return None if answer.outcome is AdmissionOutcome.ADMITTED else answer
+    @property
+    def _groups(self) -> Groups | None:
+        assembly = self._state.assembly
+        return assembly if isinstance(assembly, Groups) else None
+
+    def group_ends(self, after: int, count_max: int) -> list[description.GroupEnd]:
+        """Return the first ends of remembered groups after the one of a number."""
+        groups = self._groups
+        return [] if groups is None else groups.ends_after(after, count_max)
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
@@ -176,6 +184,7 @@ class ReplayBuffer:
     def close(self, error: DomainError) -> None:
         """Turn every waiter away and let go of every payload; the buffer is of no use then."""
         granting.refuse_all(self._state, error)
+        waiting.refuse_all(self._state, error)
         changes.drop_session(self._state)
         granting.end_all(self._state)
         self._state.tell_disposable()
@@ -187,9 +196,14 @@ class ReplayBuffer:
         lease = state.leases.first_expiry()
         if lease is not None and (due_at is None or lease.expires_at < due_at):
             due_at = lease.expires_at
-        deadline = state.waiters.first_deadline()
-        if deadline is not None and (due_at is None or deadline[0] < due_at):
-            due_at = deadline[0]
+        deadlines: list[tuple[float, object] | None] = [state.waiters.first_deadline()]
+        if state.room.reservations:
+            deadlines.append(state.room.first_expiry())
+        if state.queue.by_caller:
+            deadlines.append(state.queue.first_deadline())
+        for first in deadlines:
+            if first is not None and (due_at is None or first[0] < due_at):
+                due_at = first[0]
         return due_at
 
     def handle_timer(self, *, now: float) -> None:
@@ -198,10 +212,15 @@ class ReplayBuffer:
         if due_at is None or due_at > now:
             return
         state = self._state
+        ended_count = state.assembly.ended_count
+        offers.expire(state, now=now)
+        intake.end_silent(state, now=now)
         granting.expire(state, now=now)
-        intake.discard_silent(state, now=now)
+        if state.assembly.ended_count > ended_count:
+            state.shared.record(TimePassed(state.name), now)
         granting.settle(state, now=now)
         granting.time_out_overdue(state, now=now)
+        waiting.time_out_overdue(state, now=now)
 
     def replay(self, entry: Entry, *, now: float) -> None:
         """Apply what is due, then an entry of the journal; no request may be waiting."""
@@ -215,7 +234,7 @@ class ReplayBuffer:
         self._quiet_until = -inf
         if isinstance(entry, GrantMade):
             granting.replay(self._state, entry, now=now)
-        else:
+        elif not isinstance(entry, TimePassed):
             _HANDLERS[type(entry)](self._state, entry, now=now)
 
     def replay_run(self, run: Sequence[tuple[float, FragmentTaken]]) -> None:
@@ -240,6 +259,8 @@ class ReplayBuffer:
         state = self._state
         for part in (state.holdings.table, state.assembly, state.waiters, state.model):
             part.check_invariants()
+        state.room.check_invariants()
+        state.queue.check_invariants()
         state.leases.check_invariants(state.config.requests_remembered_max)
         state.holdings.subscriptions.check_invariants(state.holdings.closed_count - 1)
         self._check_freshness()
@@ -309,6 +330,10 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.EndSession: changes.end_session,
     inputs.PublishModel: changes.publish,
     inputs.AppendFragments: intake.append,
+    inputs.Offer: offers.offer,
+    inputs.Settle: offers.settle,
+    inputs.WaitForRoom: waiting.wait,
+    inputs.LeaveQueue: waiting.leave,
     inputs.DeclareSchema: intake.declare_schema,
     inputs.Fetch: granting.fetch,
     inputs.CancelFetch: granting.cancel,

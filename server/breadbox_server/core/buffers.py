@@ -23,15 +23,16 @@ from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.entries import BufferCreated, Entry, FragmentTaken, ReplayError
 from breadbox_server.core.model.events import Event
-from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
-from breadbox_server.core.model.inputs import Answer, Appended, Fragment
+from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, SessionId
+from breadbox_server.core.model.inputs import Answer, Fragment
 from breadbox_server.core.model.validation import check_buffer_name
-from breadbox_server.core.rules import granting
+from breadbox_server.core.rules import granting, waiting
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state.buffer_state import BufferState, Shared
 
 DEFAULT_BUFFER = BufferName("default")
+REFUSED_AT_END = inputs.Fetch | inputs.AppendFragments | inputs.Offer | inputs.Settle
 DRAW_SEED_BITS = 63
 """A seed fits a signed 64-bit integer, wherever a journal puts it."""
 
@@ -75,7 +76,7 @@ class BufferSet:
         if isinstance(input, inputs.DeleteBuffer):
             self._delete(input, now=now)
             return cast(Answer, None)
-        if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragments):
+        if self._draining and isinstance(input, REFUSED_AT_END):
             raise errors.DrainingError
         return buffer.apply(input, now=now)
 
@@ -99,7 +100,7 @@ class BufferSet:
             buffer.handle_timer(now=now)
 
     def drain(self, *, now: float) -> None:
-        """Refuse all waiters, and from now on every Fetch and AppendFragments, with DRAINING.
+        """Refuse all waiters, and from now on every fetch and fragment, with DRAINING.
 
         The rest still works, so that learners can release. Idempotent; there is no way back.
         """
@@ -107,6 +108,8 @@ class BufferSet:
         for name, buffer in self._buffers.items():
             buffer.handle_timer(now=now)
             granting.refuse_all(self._shared.states[name], errors.DrainingError())
+            waiting.refuse_all(self._shared.states[name], errors.DrainingError())
+            self._shared.states[name].room.end_all()
 
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""
@@ -127,7 +130,7 @@ class BufferSet:
         """Show limits, gauges and counters of a buffer, after what is due by `now` (S2)."""
         found = self[buffer]
         found.handle_timer(now=now)
-        return found.describe()
+        return found.describe(now=now)
 
     def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
         """Return whether a buffer, if it exists, refers to a payload."""
@@ -157,19 +160,29 @@ class BufferSet:
         state = self._shared.states.get(buffer)
         return 0 if state is None else state.holdings.closed_count
 
+    def collects_groups(self, buffer: BufferName) -> bool:
+        """Return whether a buffer, if it exists, takes members of groups."""
+        state = self._shared.states.get(buffer)
+        return state is not None and state.assembly.in_any_order
+
+    def group_end_count(self, buffer: BufferName) -> int:
+        """Count the ends of groups ever noted; 0 for a buffer that does not exist."""
+        state = self._shared.states.get(buffer)
+        return 0 if state is None else state.assembly.ended_count
+
     def fragments(self) -> Iterator[Fragment]:
         """Go lazily through the fragments of all buffers; not to be held over an input."""
         for buffer in self._buffers.values():
             yield from buffer.fragments()
 
-    def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
-        """Return how `AppendFragments` would answer at `now`, or None for ADMITTED.
+    def call_up(self, *, now: float) -> Iterator[CallerId]:
+        """Call up, one by one, the appends that there is room for at `now` (B31).
 
-        Does what is due (S2). An earlier fragment of its batch may still change the outcome.
+        Each is to be offered before the next one is asked for.
         """
-        if self._draining:
-            raise errors.DrainingError
-        return self[buffer].judge(fragment, now=now)
+        for name, buffer in list(self._buffers.items()):
+            buffer.handle_timer(now=now)
+            yield from waiting.call_up(self._shared.states[name])
 
     def take_entries(self) -> list[tuple[float, Entry]]:
         """Return new decisions, each with its time; no effect may leave before they are durable."""

@@ -13,7 +13,7 @@ from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import ReplayError
 from breadbox_server.core.model.events import LeaseEnd
-from breadbox_server.core.model.inputs import Fragment, Payload
+from breadbox_server.core.model.inputs import Fragment, GroupEndReason, Payload
 from breadbox_server.core.model.schemas import Schema
 from breadbox_server.core.state.assembly import OpenChunk, OutcomeWindow
 from breadbox_server.core.state.buffer_state import BufferState, Shared
@@ -48,6 +48,8 @@ class WorkerSnapshot(NamedTuple):
     worker_id: ids.WorkerId
     next_index: int
     outcome_codes: bytes
+    end: GroupEndReason | None = None
+    end_number: int = 0
 
 
 class GrantedChunkSnapshot(NamedTuple):
@@ -117,6 +119,8 @@ class BufferSnapshot:
     subscriptions: tuple[Subscription, ...] = ()
     removed_in: tuple[ids.ChunkId, ...] = ()
     """The chunks held in the remover's order; empty where the oldest leave first."""
+    group_end_count: int = 0
+    """Ends of groups ever noted."""
 
 
 def take(state: BufferState) -> BufferSnapshot:
@@ -152,7 +156,13 @@ def take(state: BufferState) -> BufferSnapshot:
         ),
         workers=tuple(
             [
-                WorkerSnapshot(worker_id, worker.outcomes.next_index, worker.outcomes.codes)
+                WorkerSnapshot(
+                    worker_id,
+                    worker.outcomes.next_index,
+                    worker.outcomes.codes,
+                    worker.end,
+                    worker.end_number,
+                )
                 for worker_id, worker in state.assembly.workers.items()
             ]
         ),
@@ -168,6 +178,7 @@ def take(state: BufferState) -> BufferSnapshot:
         schemas=tuple(state.model.schemas.items()),
         subscriptions=tuple([replace(each) for each in state.holdings.subscriptions.all()]),
         removed_in=() if table.remover is None else tuple(table.remover.order()),
+        group_end_count=state.assembly.ended_count,
     )
 
 
@@ -187,8 +198,11 @@ def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
         model.take_weights(version, weights)
     state.meter.inserted_count = taken.inserted_count
     state.meter.delivered_count = taken.delivered_count
-    for worker_id, next_index, codes in taken.workers:
-        state.assembly.find_or_add(worker_id).outcomes = OutcomeWindow(next_index, codes)
+    for worker_id, next_index, codes, end, end_number in taken.workers:
+        worker = state.assembly.find_or_add(worker_id)
+        worker.outcomes = OutcomeWindow(next_index, codes)
+        worker.end, worker.end_number = end, end_number
+    state.assembly.restore_ends(taken.group_end_count)
     for touched_at, fragments in taken.open_chunks:
         worker_id = fragments[0].worker_id
         if worker_id not in state.assembly.workers:

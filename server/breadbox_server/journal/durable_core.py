@@ -5,7 +5,7 @@ end without an `await`: there is no lock. A turn's effects (replies, grants, del
 it is durable, immediately without a journal.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,15 +15,8 @@ from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import DomainError, DrainingError, WaitersFullError
 from breadbox_server.core.model.events import Event
-from breadbox_server.core.model.ids import BufferName
-from breadbox_server.core.model.inputs import (
-    AdmissionOutcome,
-    Answer,
-    Appended,
-    Fragment,
-    Input,
-    ModelState,
-)
+from breadbox_server.core.model.ids import BufferName, CallerId
+from breadbox_server.core.model.inputs import Answer, Input, ModelState
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.turns import Journal, Turns
 from breadbox_server.metrics.metrics import Metrics
@@ -105,15 +98,9 @@ class DurableCore:
         """Return limits, gauges and counters of a buffer; see `BufferSet.describe`."""
         return self.buffers.describe(buffer, now=self.clock.now())
 
-    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
-        """Return how a fragment would be refused, or None; see `BufferSet.judge`."""
-        return self.buffers.judge(buffer, fragment, now=self.clock.now())
-
-    def may_overtake(
-        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
-    ) -> bool:
-        """Return whether a fragment leaves an earlier one what it waits for; see `BufferSet`."""
-        return self.buffers[buffer].may_overtake(fragment, waits_for)
+    def call_up(self) -> Iterator[CallerId]:
+        """Call up the appends that there is room for; see `BufferSet.call_up`."""
+        return self.buffers.call_up(now=self.clock.now())
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
         """Return the model once it is durable; this waits only right after a change."""

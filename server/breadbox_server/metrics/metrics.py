@@ -26,6 +26,7 @@ from breadbox_server.core.model.events import (
     FetchGranted,
     FragmentsDiscarded,
     FragmentsJudged,
+    GroupEnded,
     LeaseEnd,
     LeaseEnded,
     WaitElapsed,
@@ -138,6 +139,8 @@ class Metrics(Series):
         match event:
             case FragmentsDiscarded(buffer=buffer, reason=why, fragment_count=count):
                 self._of(buffer, self.fragments_discarded, why.value).inc(count)
+            case GroupEnded(buffer=buffer, reason=why):
+                self._of(buffer, self.groups_ended, why.value).inc()
             case LeaseEnded(buffer=buffer, end=end, staleness=staleness):
                 self._of(buffer, self.leases_ended, end.value).inc()
                 if end is LeaseEnd.CONSUMED:

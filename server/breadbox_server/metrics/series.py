@@ -40,6 +40,9 @@ class Series:
     delivered_bytes = series(Counter, "Payload bytes granted", "buffer")
     chunks_evicted = series(Counter, "Chunks that left", "buffer reason")
     fragments_discarded = series(Counter, "Fragments of open chunks given up", "buffer reason")
+    groups_ended = series(
+        Counter, "Groups ended; one that left before a use is counted once more", "buffer reason"
+    )
     leases_ended = series(Counter, "Leases ended", "buffer end")
     chunks_read = series(Counter, "Chunks returned to readers that read by a cursor", "buffer")
     chunks_skipped = series(

@@ -6,13 +6,14 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from breadbox_server.access.authorization import ANONYMOUS, Caller
-from breadbox_server.core.model.description import SubscriptionDescription
+from breadbox_server.core.model.description import GroupEnd, SubscriptionDescription
 from breadbox_server.core.model.errors import DrainingError
 from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId
 from breadbox_server.core.model.inputs import ModelState, Payload
 from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.limits import (
+    GROUP_ENDS_MAX,
     INLINE_REPLY_BYTES_MAX,
     SHARED_REPLIES_MAX,
     SHARED_REPLY_BYTES_MAX,
@@ -112,7 +113,9 @@ class Reads:
         self._metrics = metrics
         self._watchers = Watchers(core.clock, watchers_max)
         self._readers = Watchers(core.clock, watchers_max)
+        self._group_watchers = Watchers(core.clock, watchers_max)
         self._closed_counts: dict[BufferName, int] = {}
+        self._group_end_counts: dict[BufferName, int] = {}
         self._cached: dict[tuple[BufferName, ReadSpec], CachedRead] = {}
         self._arrivals: dict[BufferName, Arrivals] = {}
 
@@ -147,6 +150,21 @@ class Reads:
                 state = self._core.buffers[buffer].model
         await self._core.turns.settled()
         return differs(state), state
+
+    async def group_ends(
+        self, buffer: BufferName, after: int, *, wait_s: float, caller: Caller = ANONYMOUS
+    ) -> list[GroupEnd]:
+        """Return how groups ended after an end; wait at most `wait_s` for the first."""
+        until = self._core.clock.now() + wait_s
+        while True:
+            self._core.check_serving()
+            async with self._core.durable_refusals():
+                ends = self._core.buffers[buffer].group_ends(after, GROUP_ENDS_MAX)
+            if ends or (left_s := until - self._core.clock.now()) <= 0:
+                break
+            await self._group_watchers.wait(buffer, left_s, caller.holder(buffer))
+        await self._core.turns.settled()
+        return ends
 
     async def read(
         self,
@@ -236,8 +254,13 @@ class Reads:
         ]
 
     def look_again(self) -> None:
-        """Wake readers of buffers that closed chunks, once that is durable."""
+        """Wake readers of buffers that closed chunks or ended groups, once that is durable."""
         self._cached.clear()
+        for buffer in self._group_watchers.buffers():
+            count = self._core.buffers.group_end_count(buffer)
+            if self._group_end_counts.get(buffer) != count:
+                self._group_end_counts[buffer] = count
+                self._core.turns.when_settled(partial(self._group_watchers.wake_in_time, buffer))
         for buffer in self._readers.buffers():
             count = self._core.buffers.closed_count(buffer)
             if self._closed_counts.get(buffer) != count:
@@ -246,8 +269,8 @@ class Reads:
 
     @property
     def watcher_count(self) -> int:
-        """Callers that watch a model."""
-        return len(self._watchers)
+        """Callers that watch a model, or wait for groups to end."""
+        return len(self._watchers) + len(self._group_watchers)
 
     @property
     def reader_count(self) -> int:
@@ -269,6 +292,8 @@ class Reads:
         """Let go of a deleted buffer; callers that wait for news of it are answered."""
         self._watchers.forget(buffer)
         self._readers.forget(buffer)
+        self._group_watchers.forget(buffer)
+        self._group_end_counts.pop(buffer, None)
         self._closed_counts.pop(buffer, None)
         self._arrivals.pop(buffer, None)
         self.leases.end_of(buffer)
@@ -277,3 +302,4 @@ class Reads:
         """End every wait with DrainingError."""
         self._watchers.turn_away(DrainingError())
         self._readers.turn_away(DrainingError())
+        self._group_watchers.turn_away(DrainingError())

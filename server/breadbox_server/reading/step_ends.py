@@ -4,7 +4,7 @@ In memory, bounded, in no journal: a worker reports counts since its start again
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,13 +50,15 @@ class _Row:
 class StepEnds:
     """The rows of each buffer's workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, collects_groups: Callable[[BufferName], bool] = lambda name: False) -> None:
+        self._collects_groups = collects_groups
         self._of: dict[BufferName, OrderedDict[str, _Row]] = {}
 
     def note(self, events: Iterable[Event]) -> None:
         """Count what became of fragments."""
         for event in events:
-            if type(event) is not StepsEnded:
+            # Of a group's members it is not known which worker sent them.
+            if type(event) is not StepsEnded or self._collects_groups(event.buffer):
                 continue
             for fragment in event.fragments:
                 row = self._row(event.buffer, fragment.worker_id)

@@ -178,6 +178,19 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             weights=None if state.weights is None else convert.to_payload(state.weights),
         )
 
+    async def GroupEnds(
+        self, request: pb.GroupEndsRequest, context: Context
+    ) -> pb.GroupEndsResponse:
+        """Wait for groups to end."""
+        check_int("after_number", request.after_number, 0, 2**62)
+        ends = await self._driver.reading.group_ends(
+            convert.buffer_name(request.buffer),
+            request.after_number,
+            wait_s=_wait_s(request, context),
+            caller=current_caller(),
+        )
+        return pb.GroupEndsResponse(ends=map(convert.GROUP_END.message, ends))
+
     async def AppendFragments(
         self, request: pb.AppendFragmentsRequest, context: Context
     ) -> pb.AppendFragmentsResponse:

@@ -16,6 +16,7 @@ from breadbox.cli.limits import BufferLimits
 from breadbox.cli.settings import of_one_call, setting
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import (
+    AssemblyPolicy,
     BufferConfig,
     BufferDescription,
     FullPolicy,
@@ -104,6 +105,9 @@ class LimitSettings(Target, BufferLimits):
     """A buffer and its limits."""
 
     name: str = of_one_call(positional=True)
+    assembly: AssemblyPolicy | None = setting(None, environment=False)
+    """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
+    and from any worker; can be changed only without a session."""
     full_policy: FullPolicy | None = setting(None, environment=False)
     """When there is no room: evict chunks, or let producers wait."""
     schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)

@@ -17,6 +17,7 @@ from breadbox.model.errors import ReplayBufferError
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
     ArrayType,
+    AssemblyPolicy,
     BufferConfig,
     BufferDescription,
     MinimumChunks,
@@ -183,7 +184,7 @@ def staleness_text(description: BufferDescription) -> str:
 def limits_text(config: BufferConfig) -> str:
     """Return the limits that are no gauges, in lines that fit a terminal of 80 columns."""
     parts = [
-        f"{frame.counted(config.fragments_per_chunk or 1, 'fragment')} per chunk",
+        _chunk_text(config),
         "used without end"
         if (config.uses_max or 1) >= UNLIMITED
         else f"used at most {frame.counted(config.uses_max or 1, 'time')}",
@@ -210,6 +211,14 @@ def limits_text(config: BufferConfig) -> str:
         else:
             lines.append(part)
     return "\n".join(lines)
+
+
+def _chunk_text(config: BufferConfig) -> str:
+    size = config.fragments_per_chunk or 1
+    if config.assembly is not AssemblyPolicy.GROUPS:
+        return f"{frame.counted(size, 'fragment')} per chunk"
+    at_least = f", or {config.group_min} once it is silent" if config.group_min else ""
+    return f"groups of {frame.counted(size, 'member')}{at_least}"
 
 
 def _at_most(count: int | None) -> str:

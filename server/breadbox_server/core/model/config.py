@@ -34,6 +34,15 @@ class LeaseExpiryPolicy(Enum):
     CONSUME = "consume"
 
 
+class AssemblyPolicy(Enum):
+    """How fragments become chunks."""
+
+    CONSECUTIVE = "consecutive"
+    """Consecutive fragments of one worker."""
+    GROUPS = "groups"
+    """Members of a group, in any order and from any worker: `worker_id` names the group."""
+
+
 class SchemaPolicy(Enum):
     """How alike the fragments of a session must be (B4, B30)."""
 
@@ -67,7 +76,8 @@ class BufferConfig:
     """The limits of one buffer; checked on construction."""
 
     fragments_per_chunk: int = 1
-    """Consecutive fragments that make a chunk; 1 to 1024; changes only in an empty buffer."""
+    """Consecutive fragments that make a chunk, or members of a group; 1 to 1024; changes only in
+    an empty buffer."""
     capacity_chunks: int = 4096
     """Chunks held for sampling, and under BLOCK those that a lease may bring back; at the limit
     `full_policy` decides."""
@@ -88,15 +98,16 @@ class BufferConfig:
     leases_max: int = 1024
     """Leases alive at a time; at the limit a fetch waits until one ends."""
     workers_max: int = 65_536
-    """Workers remembered in a session. The next replaces the longest silent that has nothing here,
-    or else is refused with WORKERS_FULL."""
+    """Workers, or groups, remembered in a session. The next replaces the longest silent that has
+    nothing here, or else is refused with WORKERS_FULL."""
     outcomes_per_worker_max: int = 64
     """Latest indices of a worker of which the first outcome is remembered (B2); an older index
     is answered DUPLICATE without one."""
     requests_remembered_max: int = 4096
     """Ended requests remembered for B12; the oldest is forgotten first."""
     open_chunk_s: float = 600.0
-    """Seconds of a worker's silence after which its open chunk is discarded."""
+    """Seconds of a worker's silence after which its open chunk is discarded, or of a group's after
+    which it ends."""
     retry_delay_s: float = 0.25
     """Seconds for which a producer is asked to wait when there is no room."""
     sampler: str = "uniform"
@@ -110,6 +121,10 @@ class BufferConfig:
     limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
     schema: SchemaPolicy = SchemaPolicy.ONE
     """How alike the schemas of a session's fragments must be."""
+    assembly: AssemblyPolicy = AssemblyPolicy.CONSECUTIVE
+    """How fragments become chunks; changes only in an empty buffer without a session."""
+    group_min: int = 0
+    """Members with which a silent group is delivered; with fewer it is dropped. 0: all members."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -123,6 +138,12 @@ class BufferConfig:
             )
         if self.fragments_per_chunk > 1024:
             raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
+        if self.group_min > self.fragments_per_chunk:
+            raise InvalidArgumentError(
+                "group_min",
+                f"must be at most fragments_per_chunk ({self.fragments_per_chunk}), "
+                f"got {self.group_min}",
+            )
 
     def _check_counts(self) -> None:
         smallest = {
@@ -130,6 +151,7 @@ class BufferConfig:
             "capacity_chunks": 1,
             "capacity_bytes": 1,
             "staleness_max": 0,
+            "group_min": 0,
             "uses_max": 1,
             "waiters_max": 1,
             "leases_max": 1,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.inputs import ModelState
+from breadbox_server.core.model.inputs import GroupEndReason, ModelState
 from breadbox_server.core.model.schemas import Schema
 
 
@@ -32,6 +32,28 @@ class SubscriptionDescription(NamedTuple):
     """Payload bytes of these."""
     missed_count: int
     """Chunks that a retaining one lost: gone before it had passed them."""
+
+
+class OpenGroup(NamedTuple):
+    """A group that lacks members."""
+
+    group: ids.WorkerId
+    member_count: int
+    lacking_members: tuple[int, ...]
+    """The first of them."""
+    silent_s: float
+    """Seconds since its latest member was admitted."""
+
+
+class GroupEnd(NamedTuple):
+    """How a group ended."""
+
+    number: int
+    """Ascending in a buffer; an end that becomes another one gets a new number."""
+    group: ids.WorkerId
+    reason: GroupEndReason
+    member_count: int
+    """Members that were admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +95,5 @@ class BufferDescription:
     latest_request_id: ids.RequestId
     """The request granted last among those that still have a lease, or empty if none has."""
     schemas: tuple[Schema, ...]
+    open_groups: tuple[OpenGroup, ...]
+    """The longest silent groups that lack members."""

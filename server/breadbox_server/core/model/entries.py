@@ -50,10 +50,18 @@ class GrantMade:
     leases_s: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Groups ended as time passed, and callers learn of it: no server may find them open again."""
+
+    buffer: BufferName
+
+
 Entry = (
     BufferCreated
     | FragmentTaken
     | GrantMade
+    | TimePassed
     | inputs.StartSession
     | inputs.EndSession
     | inputs.PublishModel

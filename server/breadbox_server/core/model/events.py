@@ -4,11 +4,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.ids import BufferName, CallerId, LeaseId, ModelVersion, SessionId
+from breadbox_server.core.model.ids import (
+    BufferName,
+    CallerId,
+    LeaseId,
+    ModelVersion,
+    SessionId,
+)
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Fragment,
     GrantedFragment,
+    GroupEndReason,
     ModelState,
     Payload,
 )
@@ -98,6 +105,16 @@ class FetchRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoomWaitEnded(Event):
+    """An append waits for room no longer: its deadline passed, it came again, or it is refused."""
+
+    caller_id: CallerId
+    outcome: AdmissionOutcome
+    """What it waited for."""
+    error: DomainError | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelChanged(Event):
     """The session, the version or both are new; wake the watchers."""
 
@@ -136,6 +153,13 @@ class FragmentsDiscarded(Event):
 
     reason: DiscardReason
     fragment_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnded(Event):
+    """A group ended, or its end became another one."""
+
+    reason: GroupEndReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 from breadbox_server.core.model import ids
@@ -22,6 +23,7 @@ class AdmissionOutcome(Enum):
     BUFFER_FULL = "buffer_full"
     BYTES_FULL = "bytes_full"
     SCHEMA_UNKNOWN = "schema_unknown"
+    GROUP_ENDED = "group_ended"
 
     __hash__ = object.__hash__
     """Enum's own is written in Python, and outcomes are looked up by for every fragment."""
@@ -35,6 +37,23 @@ class AdmissionOutcome(Enum):
         # Asked once per fragment: an attribute, since a property of an enum is slow to look up.
         self.asks_to_wait = value in ("buffer_full", "bytes_full")
         self.asks_again = self.asks_to_wait or value == "schema_unknown"
+
+
+class GroupEndReason(Enum):
+    """Why a group ended (B32).
+
+    If the chunk of a complete or partial one leaves without a use, its end becomes stale, lost or
+    evicted.
+    """
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    """Silent with at least `group_min` members, which were made a chunk."""
+    INCOMPLETE = "incomplete"
+    """Silent with fewer."""
+    STALE = "stale"
+    LOST = "lost"
+    EVICTED = "evicted"
 
 
 class ReleaseMode(Enum):
@@ -116,6 +135,58 @@ class AppendFragments(Input["list[Appended]"]):
     """
 
     fragments: Sequence[Fragment]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Input["Offered"]):
+    """Offer well-formed fragments, at least one, before their payloads are confirmed.
+
+    What is refused is answered as by `AppendFragments`; for the others room is reserved, until
+    `Settle` or `expires_at`. The answer ends before a fragment that can be judged only once those
+    before it are settled; it may be empty. What the first append lacks that waits for room is not
+    given to a caller that is not in the queue (B31).
+    """
+
+    fragments: Sequence[Fragment]
+    caller_id: ids.CallerId | None = None
+    expires_at: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Input["list[Appended | None]"]):
+    """End a reservation, and admit those of its fragments that have their payloads.
+
+    The answer has a result for each up to the first that asks to be sent again, or until the next
+    would be refused with an error. None is for a fragment without its payload, and those behind it
+    of its worker. It is empty if the reservation has ended: they are to be offered again.
+    """
+
+    reservation_id: ids.ReservationId
+    there: list[bool]
+    """Whether each payload is there; of a shorter list the last ones are not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForRoom(Input[ids.CallerId]):
+    """Let an append wait for room with its first undecided fragment (B31); answers its caller's id.
+
+    Without a turn before the deadline, or once it is sent again, it gets `RoomWaitEnded`. A caller
+    that has the fragment's position keeps it, one with another fragment's goes to the end.
+    """
+
+    fragment: Fragment
+    waits_for: AdmissionOutcome
+    deadline_at: float
+    caller_id: ids.CallerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveQueue(Input[None]):
+    """Let an append go that waits or has its turn; ignored if it is unknown."""
+
+    caller_id: ids.CallerId
+    keeps_place: bool
+    """Whether its position is kept for a while: it will come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +346,17 @@ class Appended:
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None
     """First outcome of a duplicate, or None if it is no longer remembered."""
+    group_end: GroupEndReason | None = None
+    """Why the group of a GROUP_ENDED has ended."""
+
+
+class Offered(NamedTuple):
+    """Answer to `Offer`."""
+
+    reservation_id: ids.ReservationId | None
+    """None if nothing is reserved."""
+    answers: list[Appended | None]
+    """None for a fragment that has room reserved."""
 
 
 class PrioritiesUpdated(NamedTuple):

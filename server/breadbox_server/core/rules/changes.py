@@ -52,6 +52,7 @@ def end_session(state: BufferState, input: inputs.EndSession, *, now: float) -> 
 def drop_session(state: BufferState) -> None:
     """End the current session, if there is one, and let go of everything of it."""
     if state.model.version is not None:
+        state.room.end_all()
         state.holdings.end_session()
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.model.end()
@@ -95,6 +96,7 @@ def _drop_stale(state: BufferState) -> int:
 
 def _report_model(state: BufferState) -> None:
     state.events.append(ModelChanged(state.name, state.model.state))
+    state.queue.note_outdated(state.model.session_id, state.version_min)
     state.tell_disposable()
 
 
@@ -186,10 +188,22 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
             "fragments or a lease refers to them; empty it (end the session), delete it, or "
             "use another buffer",
         )
+    if new.assembly is not old.assembly and not (state.is_empty and state.model.version is None):
+        raise errors.InvalidArgumentError(
+            "assembly",
+            f"is {old.assembly.value} and cannot be changed while a session is current or the "
+            "buffer holds fragments or a lease refers to them; end the session, or use another "
+            "buffer",
+        )
     sampler = make_sampler(new.sampler, new.priority_exponent)
     remover = make_remover(new.remover, new.priority_exponent)
-    state.assembly.fragments_per_chunk = new.fragments_per_chunk
     state.config = new
+    if new.assembly is old.assembly:
+        state.assembly.fragments_per_chunk = new.fragments_per_chunk
+    else:
+        ended_count = state.assembly.ended_count
+        state.assembly = state.make_assembly()
+        state.assembly.restore_ends(ended_count)
     state.limiter = make_limiter(new.limiter)
     if (new.sampler, new.priority_exponent) != (old.sampler, old.priority_exponent):
         state.holdings.table.use_sampler(sampler)
@@ -200,7 +214,7 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
     state.holdings.evict_to_count(new.capacity_chunks)
     state.holdings.evict_to_bytes(new.capacity_bytes)
     state.leases.trim(new.requests_remembered_max)
-    intake.discard_silent(state, now=now)
+    intake.end_silent(state, now=now)
     state.shared.record(input, now)
     granting.refuse_impossible(state)
     granting.settle(state, now=now)

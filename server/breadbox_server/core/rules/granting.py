@@ -386,6 +386,10 @@ def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:
         # A chunk that was evicted before its lease ended, and has no use now, never came.
         has_left = chunk.state in (ChunkState.GONE, ChunkState.RETAINED)
         if chunk.use_count == 0:
+            if has_left and is_current:
+                is_stale = chunk.version < state.version_min
+                why = EvictionReason.STALE if is_stale else EvictionReason.CAPACITY
+                state.note_unused(chunk.fragments, why)
             for end in (StepsEnd.RETURNED, *([StepsEnd.EVICTED] if has_left else [])):
                 state.events.append(events.StepsEnded(state.name, end, chunk.fragments))
         if is_current:

@@ -9,15 +9,17 @@ from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.model.entries import FragmentTaken
 from breadbox_server.core.model.events import DiscardReason, FragmentsJudged
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
-from breadbox_server.core.rules.granting import settle
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment, GroupEndReason
+from breadbox_server.core.model.validation import check_int
+from breadbox_server.core.rules.granting import expire, settle
 from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.counters import FRAGMENTS_JUDGED
+from breadbox_server.core.state.groups import Groups
 
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
-_ADMITTED = Appended(AdmissionOutcome.ADMITTED)
+ADMITTED = Appended(AdmissionOutcome.ADMITTED)
 _SCHEMA_UNKNOWN = Appended(AdmissionOutcome.SCHEMA_UNKNOWN)
 
 INDEX_JUMP_MAX: Final = 2**20
@@ -32,32 +34,50 @@ def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> 
     while (start := len(answers)) < len(fragments):
         run = fragments[start : start + unopposed_count(state, fragments, start)]
         if run:
-            _admit_run(state, run)
-            _record(state, AdmissionOutcome.ADMITTED, run, now=now)
-            answers += [_ADMITTED] * len(run)
+            admit_run(state, run, now=now)
+            answers += [ADMITTED] * len(run)
             continue
         try:
-            answer = _append_one(state, fragments[start], now=now)
+            answer = append_one(state, fragments[start], now=now)
         except errors.DomainError:
             if answers:
                 break
             raise
+        assert answer is not None, "its payload is there"
         answers.append(answer)
         if answer.outcome.asks_again:
             break
     return answers
 
 
-def _append_one(state: BufferState, fragment: Fragment, *, now: float) -> Appended:
+def append_one(
+    state: BufferState, fragment: Fragment, *, now: float, is_there: bool = True
+) -> Appended | None:
+    """Judge a fragment and act on that, or return None if its payload is all that is missing."""
     worker = state.assembly.workers.get(fragment.worker_id)
     preview = state.assembly.preview(worker, fragment)
-    answer = _judge(state, fragment, worker, preview)
+    answer = judge(state, fragment, worker, preview)
+    if answer.outcome is AdmissionOutcome.ADMITTED and not is_there:
+        return None
+    decide(state, fragment, answer, preview, now=now)
+    return answer
+
+
+def decide(
+    state: BufferState, fragment: Fragment, answer: Appended, preview: AppendPreview, *, now: float
+) -> None:
+    """Act on a judgement."""
     if answer.outcome in REMEMBERED:
         _carry_out(state, fragment, answer.outcome, preview, now=now)
     else:
         state.counters[FRAGMENTS_JUDGED[answer.outcome]] += 1
     _record(state, answer.outcome, (fragment,), now=now)
-    return answer
+
+
+def admit_run(state: BufferState, run: Sequence[Fragment], *, now: float) -> None:
+    """Admit fragments that are sure to be, each as a chunk of its own."""
+    _admit_run(state, run)
+    _record(state, AdmissionOutcome.ADMITTED, run, now=now)
 
 
 def _record(
@@ -72,28 +92,52 @@ def _record(
     settle(state, now=now)
 
 
+def usual_room(state: BufferState, count: int) -> tuple[int, int]:
+    """Return the places (`count` at least if they are not bounded) and bytes that are left.
+
+    They are for fragments that are a chunk each. Without places each has to be judged alone, for
+    something else may depend on when it comes.
+    """
+    config, holdings = state.config, state.holdings
+    if (
+        state.model.version is None
+        or config.fragments_per_chunk > 1
+        or state.assembly.in_any_order
+        or state.limiter.limits_inserts
+        or not holdings.closes_in_order
+        or state.waiters.head() is not None
+    ):
+        return 0, 0
+    bytes_left = config.capacity_bytes - state.taken_bytes
+    if config.full_policy is FullPolicy.BLOCK:
+        return max(0, config.capacity_chunks - state.taken_places), bytes_left
+    return count, bytes_left + holdings.unleased_bytes
+
+
 def unopposed_count(state: BufferState, fragments: Sequence[Fragment], start: int) -> int:
     """Count the fragments from `start` on that are admitted for certain, each as its own chunk.
 
-    They are the usual ones: each the next of a known worker, of the session's schema, and with
-    room. So what they have in common is judged once; the others are judged one by one.
+    They are the usual ones: each the next of a known worker behind what it has reserved, of the
+    session's schema, and with room. So what they have in common is judged once; the others are
+    judged one by one.
     """
-    config, holdings, model = state.config, state.holdings, state.model
-    version, version_min = model.version, state.version_min
-    blocks = config.full_policy is FullPolicy.BLOCK
-    must_stay_bytes = state.payloads.referred_bytes - (0 if blocks else holdings.unleased_bytes)
-    places_left = config.capacity_chunks - holdings.place_count if blocks else len(fragments)
-    if version is None or places_left <= 0 or not _closes_alone(state):
+    places_left, bytes_left = usual_room(state, len(fragments))
+    if not places_left:
         return 0
-    owners = [each.payloads.owners for each in state.shared.states.values()]
-    workers, next_indices = state.assembly.workers, dict[WorkerId, int]()
-    payload_ids = set[str]()
+    model, version_min, schema_hash = state.model, state.version_min, state.model.schemas.first_hash
+    version = model.version or 0
+    blocks = state.config.full_policy is FullPolicy.BLOCK
+    workers, tails = state.assembly.workers, state.room.tails
+    next_indices, payload_ids = dict[WorkerId, int](), set[str]()
     for fragment in fragments[start : start + places_left]:
         worker_id, payload = fragment.worker_id, fragment.payload
         if worker_id not in next_indices:
             if worker_id not in workers:
                 break
-            next_indices[worker_id] = workers[worker_id].outcomes.next_index
+            next_index = workers[worker_id].outcomes.next_index
+            if worker_id in tails:
+                next_index = max(next_index, tails[worker_id].next_index)
+            next_indices[worker_id] = next_index
         payload_id = payload.payload_id
         if (
             fragment.fragment_index != next_indices[worker_id]
@@ -101,41 +145,26 @@ def unopposed_count(state: BufferState, fragments: Sequence[Fragment], start: in
             or fragment.model_version_min < version_min
             or fragment.model_version_max > version
             or fragment.step_count != model.step_count
-            or fragment.schema_hash != model.schemas.first_hash
-            or must_stay_bytes + payload.size_bytes > config.capacity_bytes
+            or fragment.schema_hash != schema_hash
+            or payload.size_bytes > bytes_left
             or payload_id in payload_ids
-            or any([payload_id in each for each in owners])
+            or state.shared.refers_to(payload_id)
         ):
             break
         next_indices[worker_id] += 1
         payload_ids.add(payload_id)
         if blocks:
-            must_stay_bytes += payload.size_bytes
+            bytes_left -= payload.size_bytes
     return len(payload_ids)
 
 
-def _closes_alone(state: BufferState) -> bool:
-    """Return whether a fragment is a chunk, and nothing else depends on when it comes."""
-    return (
-        state.config.fragments_per_chunk == 1
-        and not state.limiter.limits_inserts
-        and state.holdings.closes_in_order
-        and state.waiters.head() is None
-    )
-
-
-def judge(state: BufferState, fragment: Fragment) -> Appended:
-    """Return how `append` would answer to a well-formed fragment; change nothing."""
-    worker = state.assembly.workers.get(fragment.worker_id)
-    return _judge(state, fragment, worker, state.assembly.preview(worker, fragment))
-
-
-def _judge(
+def judge(
     state: BufferState, fragment: Fragment, worker: Worker | None, preview: AppendPreview
 ) -> Appended:
+    """Return how a well-formed fragment is answered; change nothing."""
     config, holdings = state.config, state.holdings
     closes_chunk = preview.closes_chunk
-    # By place, not by keyword: this is asked twice for every fragment.
+    # By place, not by keyword, which takes longer.
     outcome = outcome_of(
         fragment.session_id == state.model.session_id,
         worker is not None and worker.outcomes.was_judged(fragment.fragment_index),
@@ -143,21 +172,23 @@ def _judge(
         state.version_min,
         fragment.payload.size_bytes,
         closes_chunk,
-        holdings.place_count,
+        state.taken_places,
         config.capacity_chunks,
         not closes_chunk or _limiter_permits(state),
         config.full_policy,
-        state.payloads.referred_bytes - preview.discarded_bytes,
+        state.taken_bytes - preview.discarded_bytes,
         holdings.unleased_bytes,
         config.capacity_bytes,
     )
     if outcome is AdmissionOutcome.DUPLICATE and worker is not None:
         return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
     if outcome is not AdmissionOutcome.WRONG_SESSION:
+        if preview.end is not None:
+            return Appended(AdmissionOutcome.GROUP_ENDED, group_end=preview.end)
         _check_novelty(state, fragment, worker)
         if outcome is not AdmissionOutcome.STALE and not _is_known(state, fragment):
             return _SCHEMA_UNKNOWN
-    return _ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
+    return ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
 
 
 def outcome_of(
@@ -207,7 +238,7 @@ def outcome_of(
 
 def _limiter_permits(state: BufferState) -> bool:
     """Return whether one more chunk may be closed; while a fetch waits for chunks it may."""
-    if not state.limiter.limits_inserts or state.limiter.may_insert(state.flow):
+    if not state.limiter.limits_inserts or state.limiter.may_insert(state.flow_ahead):
         return True
     head = state.waiters.head()
     return head is not None and state.has_leases_for(head.world_size)
@@ -241,7 +272,11 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
     if state.shared.refers_to(payload.payload_id):
         raise errors.InvalidArgumentError("payload.payload_id", "is in use for another fragment")
     next_index = 0 if worker is None else worker.outcomes.next_index
-    if fragment.fragment_index - next_index > INDEX_JUMP_MAX:
+    if state.assembly.in_any_order:
+        check_int(
+            "fragment_index", fragment.fragment_index, 0, state.config.fragments_per_chunk - 1
+        )
+    elif fragment.fragment_index - next_index > INDEX_JUMP_MAX:
         raise errors.InvalidArgumentError(
             "fragment_index",
             f"is {fragment.fragment_index}, but the next of worker {fragment.worker_id!r} in "
@@ -283,7 +318,7 @@ def declare_schema(state: BufferState, input: inputs.DeclareSchema, *, now: floa
         state.shared.record(replace(input, schema=schema), now)
 
 
-def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
+def may_overtake(state: BufferState, waits_for: AdmissionOutcome, closes_chunk: bool) -> bool:
     """Return whether a fragment takes nothing that an earlier, refused one waits for (B31).
 
     A fragment that closes no chunk takes no chunk's room. Bytes are left to the one that waits
@@ -291,8 +326,7 @@ def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOut
     checked that there is room.
     """
     if waits_for is AdmissionOutcome.BUFFER_FULL:
-        worker = state.assembly.workers.get(fragment.worker_id)
-        return not state.assembly.preview(worker, fragment).closes_chunk
+        return not closes_chunk
     return state.holdings.kept_count == 0 and state.leases.live_count == 0
 
 
@@ -318,7 +352,11 @@ def _carry_out(
         _admit(state, worker, fragment, preview, now=now)
         state.model.step_count = fragment.step_count
         state.model.schemas.note(fragment.schema_hash)
-    window = state.config.outcomes_per_worker_max
+    else:
+        state.discard(state.assembly.end_stale(worker), DiscardReason.STALE)
+    config, assembly = state.config, state.assembly
+    # Of a group all that is judged is remembered, so that nothing else is taken for a duplicate.
+    window = config.fragments_per_chunk if assembly.in_any_order else config.outcomes_per_worker_max
     worker.outcomes.remember(fragment.fragment_index, outcome, window)
     state.counters[FRAGMENTS_JUDGED[outcome]] += 1
 
@@ -336,10 +374,14 @@ def _admit(
     state.payloads.take(fragment)
     closed = state.assembly.place(worker, fragment, now=now)
     if closed is not None:
-        holdings.close(closed)
-        state.meter.inserted_count += 1
-        # The new chunk is one of those that may have to leave (B19).
-        holdings.evict_to_count(config.capacity_chunks)
+        _close(state, closed)
+
+
+def _close(state: BufferState, fragments: list[Fragment]) -> None:
+    state.holdings.close(fragments)
+    state.meter.inserted_count += 1
+    # The new chunk is one of those that may have to leave (B19).
+    state.holdings.evict_to_count(state.config.capacity_chunks)
 
 
 def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
@@ -349,6 +391,7 @@ def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
     """
     if (
         state.config.fragments_per_chunk > 1
+        or state.assembly.in_any_order
         or not state.holdings.closes_in_order
         or len(state.assembly.workers) + len(run) > state.config.workers_max
         or any([each.outcome is not AdmissionOutcome.ADMITTED for each in run])
@@ -381,7 +424,7 @@ def _remember(state: BufferState, worker_id: WorkerId) -> Worker:
     if _has_all_workers(state) and worker_id not in assembly.workers:
         idle = _first_idle(state)
         if idle is not None:
-            del assembly.workers[idle]
+            assembly.forget(idle)
     return assembly.find_or_add(worker_id)
 
 
@@ -400,15 +443,35 @@ def _share_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Non
         fragment.model_version_max = fragment.model_version_min
 
 
-def discard_silent(state: BufferState, *, now: float) -> None:
-    """Discard the open chunks whose workers admitted nothing for `open_chunk_s`.
+def end_silent(state: BufferState, *, now: float) -> None:
+    """Discard the open chunks, or end the groups, that got nothing for `open_chunk_s`.
 
     Only admission counts, so that workers waiting for bytes do not block each other for ever.
+    Leases expire in between, each in its time: whether a group finds room may depend on that.
     """
-    assembly = state.assembly
     while (due_at := next_silence(state)) is not None and due_at <= now:
+        expire(state, now=due_at)
+        assembly = state.assembly
         worker = assembly.workers[next(iter(assembly.open))]
-        state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
+        if isinstance(assembly, Groups):
+            _end_silent_group(state, assembly, worker, due_at)
+        else:
+            state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
+
+
+def _end_silent_group(state: BufferState, groups: Groups, group: Worker, due_at: float) -> None:
+    config = state.config
+    assert group.open_chunk is not None
+    if len(group.open_chunk.fragments) < (config.group_min or config.fragments_per_chunk):
+        members = groups.drop(group, GroupEndReason.INCOMPLETE)
+        state.discard(members, DiscardReason.WORKER_SILENT)
+    elif (
+        config.full_policy is FullPolicy.BLOCK
+        and state.holdings.place_count >= config.capacity_chunks
+    ):
+        groups.postpone(group, due_at)
+    else:
+        _close(state, groups.close_partial(group))
 
 
 def next_silence(state: BufferState) -> float | None:

@@ -7,19 +7,20 @@ A3  Open chunks stand in order of their last fragment's arrival: the silent are 
 """
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
-from breadbox_server.core.model.events import DiscardReason
+from breadbox_server.core.model.events import DiscardReason, EvictionReason
 from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, GroupEndReason
 from breadbox_server.core.model.lazy_heap import LazyHeap
 
 IDLE_SEARCH_MAX: Final = 64
 """Workers looked at for one that can be forgotten."""
-_CODES = {AdmissionOutcome.ADMITTED: 1, AdmissionOutcome.STALE: 2}
+ADMITTED_CODE: Final = 1
+_CODES = {AdmissionOutcome.ADMITTED: ADMITTED_CODE, AdmissionOutcome.STALE: 2}
 _OUTCOMES = {code: outcome for outcome, code in _CODES.items()}
 _NEVER_JUDGED = 0
 
@@ -102,11 +103,14 @@ class OpenChunk:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """What is remembered of one worker within a session."""
+    """What is remembered of one worker, or group, within a session."""
 
     worker_id: WorkerId
     outcomes: OutcomeWindow = field(default_factory=OutcomeWindow)
     open_chunk: OpenChunk | None = None
+    end: GroupEndReason | None = None
+    """Why it ended, if it is a group and has ended."""
+    end_number: int = 0
 
 
 class AppendPreview(NamedTuple):
@@ -116,14 +120,20 @@ class AppendPreview(NamedTuple):
     """Why the worker's open chunk goes first, or None if it goes on or there is none."""
     discarded_bytes: int
     closes_chunk: bool
+    end: GroupEndReason | None = None
+    """Why the fragment's group has ended, or None."""
 
 
-_CLOSES = AppendPreview(None, 0, closes_chunk=True)
-_GOES_ON = AppendPreview(None, 0, closes_chunk=False)
+CLOSES = AppendPreview(None, 0, closes_chunk=True)
+GOES_ON = AppendPreview(None, 0, closes_chunk=False)
 
 
 class Assembly:
     """The workers of the current session and their open chunks."""
+
+    in_any_order: ClassVar = False
+    """Whether the fragments of a chunk may come in any order."""
+    idle_search_max: ClassVar[int | None] = IDLE_SEARCH_MAX
 
     def __init__(self, fragments_per_chunk: int) -> None:
         self.fragments_per_chunk = fragments_per_chunk
@@ -134,6 +144,8 @@ class Assembly:
         """The open chunks, the longest silent first."""
         self._by_version: LazyHeap[tuple[ModelVersion, WorkerId]] = LazyHeap(self._is_in_order)
         self.open_fragment_count = 0
+        self.ended_count = 0
+        """Ends of groups ever noted; the number of the latest."""
 
     def find_or_add(self, worker_id: WorkerId) -> Worker:
         """Return a worker, remembering it from now on as the one heard of last."""
@@ -142,20 +154,24 @@ class Assembly:
         return worker
 
     def first_idle(self, senders: Container[WorkerId]) -> WorkerId | None:
-        """Return the longest silent worker (of `IDLE_SEARCH_MAX`) with nothing held, or None."""
-        silent = islice(self.workers, IDLE_SEARCH_MAX)
+        """Return the longest silent worker (of `idle_search_max`) with nothing held, or None."""
+        silent = islice(self.workers, self.idle_search_max)
         return next((worker_id for worker_id in silent if worker_id not in senders), None)
+
+    def forget(self, worker_id: WorkerId) -> None:
+        """Forget a worker with nothing held."""
+        del self.workers[worker_id]
 
     def preview(self, worker: Worker | None, fragment: Fragment) -> AppendPreview:
         """Return what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
         if open_chunk is None:
-            return _CLOSES if self.fragments_per_chunk == 1 else _GOES_ON
+            return CLOSES if self.fragments_per_chunk == 1 else GOES_ON
         gap = open_chunk.gap_before(fragment)
         if gap is not None:
             return AppendPreview(gap, open_chunk.size_bytes, self.fragments_per_chunk == 1)
         closes = len(open_chunk.fragments) + 1 == self.fragments_per_chunk
-        return _CLOSES if closes else _GOES_ON
+        return CLOSES if closes else GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a fragment behind the open chunk, or begin one; return the one it closes, or None."""
@@ -215,6 +231,18 @@ class Assembly:
         payload_ids = [fragment.payload.payload_id for fragment in worker.open_chunk.fragments]
         return self._discard_through(worker, payload_ids.index(payload_id))
 
+    def end_stale(self, worker: Worker) -> list[Fragment]:
+        """Give up what a fragment of this worker, refused as stale, makes useless."""
+        del worker
+        return []
+
+    def restore_ends(self, ended_count: int) -> None:
+        """Take the number of the latest end of a group of a snapshot."""
+        self.ended_count = ended_count
+
+    def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
+        """Take note of the fragments of chunks that left without a use."""
+
     def discard_all(self) -> list[Fragment]:
         """Give up every open chunk, the longest silent first, and forget every worker."""
         gone = [fragment for chunk in self.open.values() for fragment in chunk.fragments]
@@ -237,11 +265,8 @@ class Assembly:
         for worker_id, chunk in self.open.items():
             assert self.workers[worker_id].open_chunk is chunk, "A2: worker and chunk"
             assert 1 <= len(chunk.fragments) < self.fragments_per_chunk, "A2: length"
-            first_index = chunk.fragments[0].fragment_index
-            for place, fragment in enumerate(chunk.fragments):
-                assert fragment.worker_id == worker_id, "A1: worker"
-                assert fragment.fragment_index == first_index + place, "A1: indices"
-                assert place == 0 or not fragment.discontinuity, "A1: discontinuity"
+            assert all(each.worker_id == worker_id for each in chunk.fragments), "A1: worker"
+            self._check_order(chunk.fragments)
             assert chunk.touched_at >= touched_at, "A3: order"
             touched_at = chunk.touched_at
         open_count = sum(len(chunk.fragments) for chunk in self.open.values())
@@ -249,6 +274,12 @@ class Assembly:
         by_version = self._by_version.first_many(len(self.open) + 1)
         expected = sorted((chunk.version, worker_id) for worker_id, chunk in self.open.items())
         assert by_version == expected, "A2: version order"
+
+    def _check_order(self, fragments: Sequence[Fragment]) -> None:
+        first_index = fragments[0].fragment_index
+        for place, fragment in enumerate(fragments):
+            assert fragment.fragment_index == first_index + place, "A1: indices"
+            assert place == 0 or not fragment.discontinuity, "A1: discontinuity"
 
     def _is_in_order(self, entry: tuple[ModelVersion, WorkerId]) -> bool:
         open_chunk = self.open.get(entry[1])

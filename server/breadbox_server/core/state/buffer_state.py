@@ -2,28 +2,40 @@
 
 import random
 from collections import deque
+from collections.abc import Sequence
+from itertools import count
 from typing import Final
 
 from breadbox_server.core.limiters import Flow, make_limiter
-from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.events import (
     DiscardReason,
     Event,
+    EvictionReason,
     FragmentsDiscarded,
+    GroupEnded,
     PayloadsDisposable,
     StepsEnd,
     StepsEnded,
 )
-from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId
-from breadbox_server.core.model.inputs import Fragment
+from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
+from breadbox_server.core.model.inputs import Fragment, GroupEndReason
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.state.assembly import Assembly
-from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FlowMeter, new_counters
+from breadbox_server.core.state.counters import (
+    FRAGMENTS_DISCARDED,
+    GROUPS_ENDED,
+    FlowMeter,
+    new_counters,
+)
 from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
+from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.payloads import PayloadLedger
+from breadbox_server.core.state.room import Room
+from breadbox_server.core.state.room_queue import RoomQueue
 from breadbox_server.core.state.session import CurrentModel
 
 QUARANTINED_MAX: Final = 16
@@ -41,6 +53,7 @@ class Shared:
         self.is_recording = is_recording
         self.caller_count = 0
         """Callers that ever got an id, which is unique among all buffers."""
+        self.reservation_ids = map(ReservationId, count(1))
         self.lease_salt = 0
         """Makes ids of leases others than those of any other process that had the same books."""
 
@@ -55,8 +68,11 @@ class Shared:
         return CallerId(self.caller_count)
 
     def refers_to(self, payload_id: PayloadId) -> bool:
-        """Return whether any buffer refers to a payload."""
-        return any([payload_id in each.payloads.owners for each in self.states.values()])
+        """Return whether any buffer refers to a payload, or has room reserved for it."""
+        for each in self.states.values():
+            if payload_id in each.payloads.owners or payload_id in each.room.payload_ids:
+                return True
+        return False
 
 
 class BufferState:
@@ -75,7 +91,8 @@ class BufferState:
         self.payloads = PayloadLedger()
         self.model = CurrentModel(self.payloads)
         self.meter = FlowMeter()
-        self.assembly = Assembly(config.fragments_per_chunk)
+        self.room = Room()
+        self.assembly = self.make_assembly()
         self.holdings = ChunkHoldings(
             name,
             make_sampler(config.sampler, config.priority_exponent),
@@ -85,12 +102,29 @@ class BufferState:
             meter=self.meter,
             counters=self.counters,
             events=self.events,
+            note_unused=self.note_unused,
         )
         self.limiter = make_limiter(config.limiter)
         self.waiters = WaiterQueue()
+        self.queue = RoomQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
         self._rng = random.Random()
+
+    def make_assembly(self) -> Assembly:
+        """Make an empty assembly of the kind that the limits say."""
+        groups = self.config.assembly is AssemblyPolicy.GROUPS
+        self.room.in_any_order = groups
+        size = self.config.fragments_per_chunk
+        return Groups(size, self._note_group_end) if groups else Assembly(size)
+
+    def _note_group_end(self, reason: GroupEndReason) -> None:
+        self.counters[GROUPS_ENDED[reason]] += 1
+        self.events.append(GroupEnded(self.name, reason))
+
+    def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
+        """Take note of the fragments of chunks that left without a use."""
+        self.assembly.note_unused(fragments, reason)
 
     @property
     def version_min(self) -> int:
@@ -113,6 +147,23 @@ class BufferState:
         """What the limiter judges by."""
         meter = self.meter
         return Flow(len(self.holdings.table.held), meter.inserted_count, meter.delivered_count)
+
+    @property
+    def flow_ahead(self) -> Flow:
+        """The same, once all fragments that are reserved are admitted."""
+        flow, more = self.flow, self.room.place_count
+        return Flow(flow.held_count + more, flow.inserted_count + more, flow.delivered_count)
+
+    @property
+    def taken_places(self) -> int:
+        """Places taken where producers wait, and those reserved."""
+        return self.holdings.place_count + self.room.place_count
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes referred to, and those reserved where producers wait: elsewhere chunks give way."""
+        blocks = self.config.full_policy is FullPolicy.BLOCK
+        return self.payloads.referred_bytes + (self.room.size_bytes if blocks else 0)
 
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
         """Whether a request could be granted now if it were the first in the queue."""

@@ -7,11 +7,12 @@ account for every fragment (open, in a chunk, discarded) and chunk (held, leased
 from dataclasses import dataclass
 
 from breadbox_server.core.model.events import DiscardReason, EvictionReason, LeaseEnd
-from breadbox_server.core.model.inputs import AdmissionOutcome
+from breadbox_server.core.model.inputs import AdmissionOutcome, GroupEndReason
 
 FRAGMENTS_DISCARDED = {reason: f"fragments_discarded_{reason.value}" for reason in DiscardReason}
 CHUNKS_EVICTED = {reason: f"chunks_evicted_{reason.value}" for reason in EvictionReason}
 LEASES_ENDED = {end: f"leases_ended_{end.value}" for end in LeaseEnd}
+GROUPS_ENDED = {reason: f"groups_{reason.value}" for reason in GroupEndReason}
 FRAGMENTS_JUDGED = {outcome: f"fragments_{outcome.value}" for outcome in AdmissionOutcome}
 
 DURABLE = frozenset(
@@ -21,6 +22,7 @@ DURABLE = frozenset(
         *FRAGMENTS_DISCARDED.values(),
         *CHUNKS_EVICTED.values(),
         *LEASES_ENDED.values(),
+        *GROUPS_ENDED.values(),
         "chunks_closed",
         "chunks_missed",
         "chunks_returned",

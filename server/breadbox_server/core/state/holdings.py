@@ -43,6 +43,7 @@ class ChunkHoldings:
         meter: FlowMeter,
         counters: Counters,
         events: list[Event],
+        note_unused: Callable[[Sequence[Fragment], EvictionReason], None],
     ) -> None:
         self._buffer = buffer
         self._removal_seed = removal_seed
@@ -51,6 +52,7 @@ class ChunkHoldings:
         self._meter = meter
         self._counters = counters
         self._events = events
+        self._note_unused = note_unused
         self.table = ChunkTable(sampler, remover)
         self.subscriptions = Subscriptions(payloads, counters)
         self.closed_count = 0
@@ -311,4 +313,5 @@ class ChunkHoldings:
             self._events.append(ChunksEvicted(self._buffer, reason, use_counts, chunk_ids))
             unread = [each for chunk, count in gone if not count for each in chunk.fragments]
             if unread:
+                self._note_unused(unread, reason)
                 self._events.append(StepsEnded(self._buffer, StepsEnd.EVICTED, tuple(unread)))

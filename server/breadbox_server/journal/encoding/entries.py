@@ -142,6 +142,7 @@ _FORMS: Final[dict[str, MessageMapping[Any, Any]]] = {
     "buffer_created": _form(
         pb.BufferCreated, core.BufferCreated, names={"limits": "config"}, parts={"config": LIMITS}
     ),
+    "time_passed": _form(pb.TimePassed, core.TimePassed),
     "grant_made": _form(pb.GrantMade, core.GrantMade, names={"lease_seconds": "leases_s"}),
     "session_started": _form(pb.SessionStarted, inputs.StartSession, reads=_SESSION),
     "session_ended": _form(pb.SessionEnded, inputs.EndSession, reads=_SESSION),

@@ -42,7 +42,7 @@ class Turn(_message.Message):
     def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted")
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted", "time_passed")
     NOW_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Entry(_message.Message):
     SUBSCRIPTION_CREATED_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_DELETED_FIELD_NUMBER: _ClassVar[int]
+    TIME_PASSED_FIELD_NUMBER: _ClassVar[int]
     now: float
     buffer: str
     buffer_created: BufferCreated
@@ -87,7 +88,8 @@ class Entry(_message.Message):
     subscription_created: SubscriptionCreated
     chunks_acknowledged: ChunksAcknowledged
     subscription_deleted: SubscriptionDeleted
-    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ...) -> None: ...
+    time_passed: TimePassed
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ..., time_passed: _Optional[_Union[TimePassed, _Mapping]] = ...) -> None: ...
 
 class BufferCreated(_message.Message):
     __slots__ = ("limits", "draw_seed")
@@ -217,6 +219,10 @@ class SubscriptionDeleted(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class TimePassed(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SchemaTold(_message.Message):
     __slots__ = ("session_id", "hash", "schema")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +304,7 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., sequence: _Optional[int] = ..., now: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferSnapshot, _Mapping]]] = ...) -> None: ...
 
 class BufferSnapshot(_message.Message):
-    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions", "removed_in")
+    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions", "removed_in", "group_end_count")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +334,7 @@ class BufferSnapshot(_message.Message):
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_IN_FIELD_NUMBER: _ClassVar[int]
+    GROUP_END_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: BufferLimits
     draw_seed: int
@@ -350,7 +357,8 @@ class BufferSnapshot(_message.Message):
     schemas: _containers.RepeatedCompositeFieldContainer[KnownSchema]
     subscriptions: _containers.RepeatedCompositeFieldContainer[NamedCursor]
     removed_in: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ..., removed_in: _Optional[_Iterable[int]] = ...) -> None: ...
+    group_end_count: int
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ..., removed_in: _Optional[_Iterable[int]] = ..., group_end_count: _Optional[int] = ...) -> None: ...
 
 class NamedCursor(_message.Message):
     __slots__ = ("name", "retaining", "chunk_id", "missed_count")
@@ -409,14 +417,18 @@ class OpenChunkColumns(_message.Message):
     def __init__(self, touched_ats: _Optional[_Iterable[float]] = ..., fragment_counts: _Optional[_Iterable[int]] = ..., fragments: _Optional[_Union[FragmentColumns, _Mapping]] = ...) -> None: ...
 
 class Worker(_message.Message):
-    __slots__ = ("worker_id", "next_index", "outcome_codes")
+    __slots__ = ("worker_id", "next_index", "outcome_codes", "end", "end_number")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_CODES_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    END_NUMBER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     next_index: int
     outcome_codes: bytes
-    def __init__(self, worker_id: _Optional[str] = ..., next_index: _Optional[int] = ..., outcome_codes: _Optional[bytes] = ...) -> None: ...
+    end: _fragment_pb2.GroupEndReason
+    end_number: int
+    def __init__(self, worker_id: _Optional[str] = ..., next_index: _Optional[int] = ..., outcome_codes: _Optional[bytes] = ..., end: _Optional[_Union[_fragment_pb2.GroupEndReason, str]] = ..., end_number: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("request_id", "fragment_count", "world_size", "session_id", "model_version", "chunk_ids", "stalenesses", "use_counts", "leases", "priorities", "probabilities", "population")

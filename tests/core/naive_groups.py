@@ -1,0 +1,182 @@
+"""The rules of groups, in the naive model's plain lists: what is a worker there is a group here."""
+
+from collections.abc import Sequence
+
+from breadbox_server.core.model.config import FullPolicy
+from breadbox_server.core.model.errors import (
+    DomainError,
+    InvalidArgumentError,
+    WorkersFullError,
+)
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
+from core.naive_model import NaiveBuffer, NaiveChunk, NaiveTail, NaiveWorker
+
+
+class NaiveGroups(NaiveBuffer):
+    is_in_order = False
+    why_evicted = "evicted"
+    end_count = 0
+    touch_count = 0
+
+    def ends(self) -> dict[str, tuple[str, int]]:
+        """How each group ended, and with how many members that were admitted."""
+        return {
+            name: (group.end, list(group.judged.values()).count(AdmissionOutcome.ADMITTED))
+            for name, group in self.workers.items()
+            if group.end
+        }
+
+    def end_group(self, group: NaiveWorker, reason: str) -> None:
+        self.end_count += 1
+        group.end = reason
+
+    def drop_group(self, group: NaiveWorker, reason: str) -> None:
+        self.dispose(group.open)
+        group.open = []
+        self.end_group(group, reason)
+
+    def touch(self, group: NaiveWorker, now: float) -> None:
+        self.touch_count += 1
+        group.touched_at, group.touched_as = now, self.touch_count
+
+    # Members
+
+    def expect_append(
+        self, fragment: Fragment, tail: NaiveTail | None = None
+    ) -> AdmissionOutcome | type[DomainError]:
+        if not self.session or fragment.session_id != self.session:
+            return AdmissionOutcome.WRONG_SESSION
+        group = self.workers.get(fragment.worker_id)
+        if group is not None and fragment.fragment_index in group.judged:
+            return AdmissionOutcome.DUPLICATE
+        if group is not None and group.end:
+            return AdmissionOutcome.GROUP_ENDED
+        size = fragment.payload.size_bytes
+        if fragment.model_version_max > self.version or size > self.config.capacity_bytes:
+            return InvalidArgumentError
+        reserved = [each for held in self.reservations for each in held.fragments]
+        taken = self.payload_ids() + [each.payload.payload_id for each in reserved]
+        if fragment.payload.payload_id in taken:
+            return InvalidArgumentError
+        if fragment.fragment_index >= self.config.fragments_per_chunk:
+            return InvalidArgumentError
+        is_full = group is None and len(self.workers) >= self.config.workers_max
+        if is_full and self.idle_worker() is None:
+            return WorkersFullError
+        if fragment.model_version_min < self.oldest_fresh:
+            return AdmissionOutcome.STALE
+        return self.expect_fit(fragment, group, tail)
+
+    @staticmethod
+    def goes_on(opened: list[Fragment], fragment: Fragment) -> bool:
+        return True
+
+    def reserved_members(self, name: str) -> list[int]:
+        reserved = [each for held in self.reservations for each in held.fragments]
+        return [each.fragment_index for each in reserved if each.worker_id == name]
+
+    def count_after(
+        self, fragment: Fragment, worker: NaiveWorker | None, tail: NaiveTail | None
+    ) -> int:
+        if worker is not None and worker.end:
+            return 0
+        reserved = [] if tail is None else self.reserved_members(fragment.worker_id)
+        return len(worker.open if worker else []) + len(reserved) + 1
+
+    def is_awaited(self, fragment: Fragment) -> bool:
+        return fragment.fragment_index in self.reserved_members(fragment.worker_id)
+
+    def append(self, fragment: Fragment, outcome: AdmissionOutcome, now: float) -> None:
+        super().append(fragment, outcome, now)
+        if outcome is AdmissionOutcome.STALE:
+            self.drop_group(self.workers[fragment.worker_id], "stale")
+        for group in self.workers.values():
+            group.forgotten_below = 0
+
+    def admit(self, worker: NaiveWorker, fragment: Fragment, now: float) -> None:
+        self.shrink_bytes(self.config.capacity_bytes - fragment.payload.size_bytes)
+        worker.open.append(fragment)
+        self.touch(worker, now)
+        if len(worker.open) == self.config.fragments_per_chunk:
+            self.close(worker, "complete")
+
+    def close(self, group: NaiveWorker, reason: str) -> None:
+        members = sorted(group.open, key=lambda each: each.fragment_index)
+        group.open = []
+        self.end_group(group, reason)
+        chunk = NaiveChunk(self.chunk_count, members)
+        self.note_set(chunk)
+        self.chunks.append(chunk)
+        self.chunk_count += 1
+        self.inserted += 1
+        self.closed_fragment_count += len(members)
+        self.shrink(self.config.capacity_chunks)
+        self.may_lack_places = self.config.full_policy is FullPolicy.EVICT
+
+    # Ends
+
+    def evict(self, chunk: NaiveChunk) -> None:
+        super().evict(chunk)
+        if not chunk.uses and self.why_evicted:
+            self.end_group(self.workers[chunk.fragments[0].worker_id], self.why_evicted)
+
+    def note_unused(self, chunk: NaiveChunk) -> None:
+        reason = "stale" if chunk.version < self.oldest_fresh else "evicted"
+        self.end_group(self.workers[chunk.fragments[0].worker_id], reason)
+
+    def end(self, session: str) -> None:
+        self.why_evicted = ""
+        super().end(session)
+        self.why_evicted = "evicted"
+
+    def drop_stale(self) -> None:
+        self.why_evicted = "stale"
+        for chunk in self.held:
+            if chunk.version < self.oldest_fresh:
+                self.evict(chunk)
+        self.why_evicted = "evicted"
+        for group in self.workers.values():
+            if any(each.model_version_min < self.oldest_fresh for each in group.open):
+                self.drop_group(group, "stale")
+
+    def drop(self, payload_ids: Sequence[PayloadId]) -> int:
+        dropped = 0
+        self.why_evicted = "lost"
+        for payload_id in payload_ids:
+            for group in self.workers.values():
+                if payload_id in [each.payload.payload_id for each in group.open]:
+                    dropped += len(group.open)
+                    self.drop_group(group, "lost")
+            dropped += super().drop([payload_id])
+        self.why_evicted = "evicted"
+        return dropped
+
+    def expire_leases(self, now: float) -> None:
+        """End leases and silences in the order in which they are due, a lease first."""
+        while (silent := self.first_silent(now)) is not None:
+            super().expire_leases(silent[0])
+            self.end_silent(silent[1], silent[0])
+        super().expire_leases(now)
+
+    def first_silent(self, now: float) -> tuple[float, NaiveWorker] | None:
+        opened = [group for group in self.workers.values() if group.open]
+        first = min(opened, key=lambda each: each.touched_as, default=None)
+        if first is None or first.touched_at + self.config.open_chunk_s > now:
+            return None
+        return first.touched_at + self.config.open_chunk_s, first
+
+    def end_silent(self, group: NaiveWorker, now: float) -> None:
+        needed = self.config.group_min or self.config.fragments_per_chunk
+        is_blocked = self.config.full_policy is FullPolicy.BLOCK
+        if len(group.open) < needed:
+            self.drop_group(group, "incomplete")
+        elif is_blocked and self.place_count >= self.config.capacity_chunks:
+            latest = max(each.touched_at for each in self.workers.values() if each.open)
+            self.touch(group, max(now, latest))
+        else:
+            self.close(group, "partial")
+
+    def discard_silent(self, now: float) -> None:
+        while (silent := self.first_silent(now)) is not None:
+            self.end_silent(silent[1], silent[0])

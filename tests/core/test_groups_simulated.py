@@ -1,0 +1,212 @@
+"""A hundred thousand members by producers that retry, die and are late, and a server that dies.
+
+Whatever comes, no group is granted partial unless it was asked for, none stale, none twice, and of
+each member that was admitted its group is delivered, or its end is told.
+"""
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER as B
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import RequestId
+from breadbox_server.core.model.inputs import (
+    AdmissionOutcome,
+    AppendFragments,
+    DropPayloads,
+    Fetch,
+    Fragment,
+    ReleaseLease,
+    ReleaseMode,
+)
+from breadbox_server.core.snapshot import BufferSnapshot
+from support.inputs import publish_model, start_session
+from support.metadata import make_fragment
+
+SIZE, MEMBERS, BATCH = 8, 100_000, 40
+TOLD = {"incomplete", "stale", "lost", "evicted"}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Producers:
+    """Groups that are generated at a time; of some a member dies, or is very late."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.begun = 0
+        self.pending: list[tuple[str, int, int]] = []
+        """Members to come: group, member, and the version that generates it."""
+
+    def next_batch(self, version: int) -> list[Fragment]:
+        while len(self.pending) < 40 * SIZE:
+            name, self.begun = f"g{self.begun}", self.begun + 1
+            members = list(range(SIZE))
+            if self.rng.random() < 0.08:
+                members = self.rng.sample(members, self.rng.randrange(1, SIZE))
+            self.pending += [(name, member, version) for member in members]
+        sent = []
+        for _ in range(BATCH):
+            # Mostly the first to begin; one in a hundred waits for anything.
+            window = len(self.pending) if self.rng.random() < 0.01 else 60
+            place = self.rng.randrange(min(window, len(self.pending)))
+            sent.append(self.pending.pop(place))
+        sent += self.rng.sample(sent, 4)
+        return [
+            make_fragment(name, member, version=made_at, session_id="s", size_bytes=1)
+            for name, member, made_at in sent
+        ]
+
+
+class Simulation:
+    def __init__(self, seed: int, config: BufferConfig) -> None:
+        self.rng = random.Random(seed)
+        self.config = config
+        self.buffers = BufferSet(random.Random(seed), config, is_recording=True)
+        self.now, self.version, self.requests, self.seen = 0.0, 0, 0, 0
+        self.buffers.apply(start_session("s", buffer=B), now=0.0)
+        self.base: tuple[BufferSnapshot, ...] = self.buffers.snapshot()
+        self.buffers.take_entries()
+        self.admitted: dict[str, set[int]] = defaultdict(set)
+        self.delivered: dict[str, int] = {}
+        self.reasons: dict[str, str] = {}
+        self.touched_at: dict[str, float] = {}
+        self.refused = 0
+
+    def run(self) -> None:
+        producers, member_count = Producers(self.rng), 0
+        while member_count < MEMBERS:
+            self.pass_time(0.05)
+            batch = producers.next_batch(self.version)
+            while batch:
+                answers = self.buffers.apply(AppendFragments(B, batch), now=self.now)
+                for fragment, answer in zip(batch, answers, strict=False):
+                    self.note(fragment, answer.outcome)
+                member_count += len(answers)
+                last = answers[-1].outcome.asks_to_wait
+                batch = batch[len(answers) - last :]
+                if last:
+                    self.learn()
+            for _ in range(self.rng.choice([0, 1, 1, 2])):
+                self.learn()
+            if self.rng.random() < 0.1:
+                self.version += 1
+                self.buffers.apply(
+                    publish_model(self.version, session_id="s", buffer=B), now=self.now
+                )
+            if self.rng.random() < 0.01:
+                held = [each.payload_id for each in self.buffers[B].payloads()]
+                lost = DropPayloads(B, tuple(self.rng.sample(held, min(1, len(held)))))
+                self.buffers.apply(lost, now=self.now)
+            if self.rng.random() < 0.02:
+                self.die()
+            self.look()
+        self.pass_time(self.config.open_chunk_s + self.config.lease_s)
+        self.look()
+
+    def note(self, fragment: Fragment, outcome: AdmissionOutcome) -> None:
+        group, member = fragment.worker_id, fragment.fragment_index
+        judged = self.admitted[group]
+        if outcome is AdmissionOutcome.ADMITTED:
+            assert member not in judged, "admitted twice"
+            judged.add(member)
+            self.touched_at[group] = self.now
+        elif outcome is AdmissionOutcome.DUPLICATE:
+            assert member in judged or group in self.reasons or self.is_stale(fragment)
+        elif outcome is AdmissionOutcome.GROUP_ENDED:
+            self.refused += 1
+
+    def is_stale(self, fragment: Fragment) -> bool:
+        return fragment.model_version_min < self.version - self.config.staleness_max
+
+    def learn(self) -> None:
+        self.requests += 1
+        request = RequestId(f"r{self.requests}")
+        self.buffers.take_events()
+        count = 2 * SIZE
+        fetch = Fetch(buffer=B, request_id=request, fragment_count=count, deadline_at=self.now)
+        self.buffers.apply(fetch, now=self.now)
+        for event in self.buffers.take_events():
+            if isinstance(event, FetchGranted):
+                self.take(event)
+
+    def take(self, grant: FetchGranted) -> None:
+        chunks: dict[int, list[Fragment]] = defaultdict(list)
+        for each in grant.fragments:
+            chunks[each.chunk_id].append(each.fragment)
+            assert not self.is_stale(each.fragment), "granted stale"
+        fate = self.rng.random()
+        for fragments in chunks.values():
+            (group,) = {each.worker_id for each in fragments}
+            members = [each.fragment_index for each in fragments]
+            assert members == sorted(self.admitted[group]), "not whole"
+            needed = self.config.group_min or SIZE
+            if len(members) < SIZE:
+                assert len(members) >= needed, "partial without being asked for"
+                assert self.now >= self.touched_at[group] + self.config.open_chunk_s, "too early"
+            assert group not in self.delivered, "granted twice"
+            if fate < 0.9:
+                self.delivered[group] = len(members)
+        # One in ten is given back, or expires, and comes again.
+        if fate < 0.95:
+            mode = ReleaseMode.CONSUMED if fate < 0.9 else ReleaseMode.RETURNED
+            self.buffers.apply(ReleaseLease(B, grant.lease_id, mode), now=self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.buffers.handle_timer(now=self.now)
+
+    def look(self) -> None:
+        """Take the ends that are new; a group has one at a time, and its numbers ascend."""
+        for end in self.buffers[B].group_ends(self.seen, 10**6):
+            assert end.number > self.seen
+            self.seen = end.number
+            before = self.reasons.get(end.group)
+            assert before in (None, "complete", "partial"), f"{before}, and ended again"
+            self.reasons[end.group] = end.reason.value
+
+    def die(self) -> None:
+        """Be killed, and restored by another server from the journal."""
+        restored = BufferSet.restore(self.base, random.Random(self.seen), is_recording=True)
+        restored.replay(self.buffers.take_entries())
+        restored.handle_timer(now=self.now)
+        assert self.buffers.snapshot() == restored.snapshot()
+        self.buffers, self.base = restored, restored.snapshot()
+
+    def check_the_end(self) -> None:
+        """Each member that was admitted is delivered or told, or there still."""
+        held = {each.worker_id for each in self.buffers[B].fragments()}
+        for group, members in self.admitted.items():
+            if members and group not in held:
+                is_delivered = self.delivered.get(group) == len(members)
+                assert is_delivered != (self.reasons.get(group) in TOLD), group
+
+
+@pytest.mark.parametrize("policy", FullPolicy)
+def test_no_group_is_partial_stale_or_granted_twice_and_each_member_is_delivered_or_told(
+    policy: FullPolicy,
+) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)  # noqa: T201 - told when it fails
+    config = BufferConfig(
+        fragments_per_chunk=SIZE,
+        assembly=AssemblyPolicy.GROUPS,
+        group_min=random.Random(seed).choice([0, 6]),
+        capacity_chunks=30,
+        staleness_max=3,
+        open_chunk_s=1.5,
+        lease_s=1.0,
+        workers_max=500,
+        sampler="oldest_first",
+        full_policy=policy,
+    )
+    simulation = Simulation(seed, config)
+    simulation.run()
+    simulation.check_the_end()
+    simulation.buffers.check_invariants()
+    found = set(simulation.reasons.values())
+    assert {"complete", "incomplete", "stale"} <= found
+    assert simulation.refused > 50
