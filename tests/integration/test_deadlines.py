@@ -201,6 +201,7 @@ WAITING = {
 """They wait for what was asked for, besides."""
 SILENT = {
     *("Client.address", "Client.buffer", "Client.closed", "Client.outage", "Client.__enter__"),
+    "Client.declare_origin",
     *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
     *("Lease.__enter__", "Lease.renew_quietly", "Lease.refuse", "Lease.left_out"),
     *("Appender.counts", "Appender.unsent", "Appender.__enter__"),
