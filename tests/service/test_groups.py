@@ -95,6 +95,17 @@ async def test_who_waits_for_ends_is_told_as_soon_as_a_group_ends() -> None:
     assert 1.0 == text
 
 
+async def test_a_wait_for_ends_goes_on_while_what_comes_ends_no_group() -> None:
+    async with served(GROUPS) as it:
+        await it.start()
+        waiting = ends(it, wait_s=60.0)
+        await eventually(lambda: it.server.driver.reading.watcher_count == 1)
+        for group in ("a", "b", "c"):
+            assert [ADMITTED] == await outcomes(it, (group, 0))
+        assert [ADMITTED, ADMITTED] == await outcomes(it, ("b", 1), ("b", 2))
+        assert [("b", fragment_pb2.GROUP_END_REASON_COMPLETE, 3)] == told(await waiting)
+
+
 async def test_a_wait_for_ends_elapses_without_any() -> None:
     async with served(GROUPS) as it:
         await it.start()
