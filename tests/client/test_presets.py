@@ -11,7 +11,7 @@ from breadbox.cli.commands.buffers import LimitSettings
 from breadbox.cli.settings import fields_of
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.presets import PRESETS, UNLIMITED
-from breadbox.model.types import BufferConfig, FullPolicy, SchemaPolicy
+from breadbox.model.types import AssemblyPolicy, BufferConfig, FullPolicy, SchemaPolicy
 from breadbox_server import settings as server
 from breadbox_server.core.model.config import BufferConfig as CoreConfig
 from breadbox_server.settings import Settings
@@ -58,7 +58,7 @@ def test_each_preset_makes_limits_that_a_server_takes(name: str) -> None:
     assert config == CoreConfig()
     made = BufferConfig.preset(name, capacity_chunks=10)
     assert 10 == made.capacity_chunks
-    enums = {"full_policy": FullPolicy, "schema": SchemaPolicy}
+    enums = {"full_policy": FullPolicy, "schema": SchemaPolicy, "assembly": AssemblyPolicy}
     for limit, value in PRESETS[name].items():
         if limit != "capacity_chunks":
             assert enums.get(limit, lambda each: each)(value) == getattr(made, limit)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import breadbox
 from breadbox.cli.main import cli
 from breadbox.testing import ServerProcess, start_server
 from breadbox_learner.training.checkpoint import read_policy_weights
@@ -126,8 +127,18 @@ def test_a_killed_run_is_repeated_from_its_start_by_new_processes(
         eventually_sync(lambda: progress.exists() and len(records(folder)) >= 2, within_s=60)
         process.kill()
         process.wait()
-    anew = ("--overwrite", "--take-over")  # The server has seen its worker a moment ago.
-    assert whole == trained(server, folder, options=((), anew))
+    with breadbox.connect(server.address) as client:
+        killed = client.get_buffer().session_id
+        # The learner first: a worker that meets the killed run's session ends with its own.
+        anew = ("--overwrite", "--take-over")  # The server has seen its worker a moment ago.
+        process = subprocess.Popen(
+            learner(server.address, folder, 1, *anew), env=plain_environment()
+        )
+        eventually_sync(lambda: client.get_buffer().session_id != killed, within_s=60)
+        with worker_process(server.address, log, *worker(1)):
+            assert 0 == process.wait(120)
+    weights = read_policy_weights(folder / "checkpoint.safetensors")
+    assert whole == (records(folder), {name: each.tobytes() for name, each in weights.items()})
 
 
 def test_a_learner_that_gets_another_batch_than_one_worker_makes_ends_with_the_remedy(
