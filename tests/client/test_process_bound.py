@@ -4,8 +4,11 @@ import copy
 import os
 import pickle  # noqa: TID251 - what a spawned process would be given
 import select
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,13 +106,32 @@ def test_an_iteration_that_was_forked_ends_in_the_child() -> None:
     numbers.close()
 
 
+FORKED_MIRROR = """
+import sys
+from breadbox.mirror import ReplayMirror
+from client.test_process_bound import in_child
+mirror = ReplayMirror(sys.argv[1], capacity_steps=10)
+with mirror._changed:
+    told = in_child(
+        lambda: mirror.sample(1), lambda: mirror.wait_until(1), mirror.catch_up, mirror.close
+    )
+mirror.close()
+print(*told, sep=chr(10))
+"""
+
+
 def test_a_forked_mirror_of_this_process_draws_and_waits_for_nothing(address: str) -> None:
-    mirror = ReplayMirror(address, capacity_steps=10)
-    with mirror._changed:  # noqa: SLF001 - as a fork may find it
-        told = in_child(
-            lambda: mirror.sample(1), lambda: mirror.wait_until(1), mirror.catch_up, mirror.close
-        )
-    mirror.close()
+    # In a process of its own, for gRPC may crash one that forks while a thread is in a call.
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED_MIRROR, address],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    told = done.stdout.splitlines()
     assert [True] * 3 == [each.startswith("ClosedError: this ReplayMirror") for each in told[:3]]
     assert ["None"] == told[3:]
 
