@@ -414,7 +414,7 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.line)
     @rule(pick=PICKS, reserve_s=st.sampled_from([1.0, 30.0]))
     def call_up(self, pick: int, reserve_s: float) -> None:
-        """Whose turn it is gets an offer at once; who is refused still may wait on, or go."""
+        """The caller with the turn offers at once; a refused one may wait on, or go."""
         naive = self.model.call_up()
         for number, caller_id in enumerate(self.buffers.call_up(now=self.now)):
             position = next(naive)

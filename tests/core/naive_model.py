@@ -479,7 +479,7 @@ class NaiveBuffer:
             position.is_noted = position.waits and self.is_outdated(position)
 
     def call_up(self) -> Iterator[NaivePosition]:
-        """Call up who has its turn; what each is offered is taken before the next is looked at."""
+        """Call up callers in turn; each one's offer is taken before the next is looked at."""
         for position in list(self.line):
             if position.waits and position.is_noted:
                 position.is_called = True

@@ -229,7 +229,7 @@ def test_an_error_that_shows_only_when_it_is_settled_changes_nothing_and_comes_w
 
 
 def test_reserved_fragments_of_one_worker_close_chunks_together() -> None:
-    """Of five fragments two chunks of two; the fifth takes no place."""
+    """Five fragments close two chunks of two; the fifth takes no place."""
     world = World(fragments_per_chunk=2, capacity_chunks=2, **BLOCKS)
     world.append("w0", 0)
     fragments = [make_fragment("w0", index) for index in range(1, 5)]

@@ -34,7 +34,7 @@ class TestFileStore(StoreContract):
 
 
 class TestGroupFiles(StoreContract):
-    """Of a directory in memory, where all payloads share files."""
+    """The store of a directory in memory, with all payloads in shared files."""
 
     @pytest.fixture
     def faces(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faces]:

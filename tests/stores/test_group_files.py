@@ -400,7 +400,7 @@ def test_a_confirmation_that_the_sweep_sees_keeps_the_file_and_one_that_comes_la
 def test_a_full_disk_leaves_nothing_of_a_group_behind(
     world: World, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
-    """Of several files of a call, too."""
+    """A call may write several files; this holds for each."""
     bystanders = world.confirmed(payloads_of(5))
     before = world.files
     original, calls = os.writev, [0]

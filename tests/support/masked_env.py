@@ -20,7 +20,7 @@ ACTIONS: dict[str, gymnasium.Space[Any]] = {
     ),
 }  # fmt: skip
 COUNTS = {"discrete": [5], "multi": [3, 2, 4], "mixed": [4, 2, 2]}
-"""Of each independent choice, how many there are."""
+"""Number of options of each independent choice."""
 
 
 def choices_of(kind: str, action: Any) -> list[int]:
