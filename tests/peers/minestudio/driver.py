@@ -289,7 +289,7 @@ class Observed:
                 [
                     {
                         "name": f"{index.worker_uuid}/{index.fid_in_worker}",
-                        "staleness": each["staleness"],
+                        "staleness": each["staleness_when_granted"],
                         "version": each["metadata"]["model_version_min"],
                         "current": version,
                         "use_count": each["use_count"],
