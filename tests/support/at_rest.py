@@ -13,7 +13,7 @@ def left_over(driver: Driver) -> dict[str, object]:
     """What is not at rest, by name; empty if everything is."""
     reading = driver.reading
     found: dict[str, object] = {
-        "fetches in progress": driver.fetches.waiting_count,
+        "fetches in progress": driver.core.waiting_count,
         **_of_queue(driver.appends.queue),
         **_of_room(driver.core.buffers),
         **_of_quotas(driver.appends.quotas),
