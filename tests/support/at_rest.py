@@ -93,6 +93,6 @@ def _of_leases(leases: ReadLeases) -> dict[str, object]:
 def _of_watchers(what: str, watchers: Watchers) -> dict[str, object]:
     return {
         f"callers {what}": len(watchers),
-        f"buffers of callers {what}": list(watchers.buffers()),
+        f"buffers of callers {what}": list(watchers._of),
         f"holders of callers {what}": list(watchers._of_holder),
     }
