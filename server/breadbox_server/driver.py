@@ -52,7 +52,8 @@ from breadbox_server.core.model.inputs import (
     StartSession,
 )
 from breadbox_server.journal.durable_core import DurableCore
-from breadbox_server.journal.turns import OUTAGE_S, Journal
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
     INLINE_RECENT_BYTES_MAX,
@@ -112,7 +113,7 @@ class Driver:
         clock: Clock,
         metrics: Metrics,
         limits: DriverLimits,
-        journal: Journal | None = None,
+        journal: TurnJournal | None = None,
     ) -> None:
         self._metrics = metrics
         self._poison_after = limits.poison_after

@@ -37,7 +37,8 @@ from breadbox_server.core.model.inputs import (
     UndeliveredGrant,
 )
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.turns import Journal, Turns
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.journal.turns import Turns
 from breadbox_server.metrics.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class DurableCore:
         *,
         clock: Clock,
         metrics: Metrics,
-        journal: Journal | None,
+        journal: TurnJournal | None,
         on_events: Callable[[Sequence[Event]], None],
         on_pumped: Callable[[], None],
     ) -> None:
