@@ -81,7 +81,6 @@ class DurableCore:
         self._on_pumped = on_pumped
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
-        self._is_draining = False
         self.undurable_models = 0
         self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
@@ -200,18 +199,13 @@ class DurableCore:
             await self.turns.settled()
         return state
 
-    def remaining_s(self, expires_at: float) -> float:
-        """Return the seconds from now to an instant of the core, at least 0."""
-        return max(0.0, expires_at - self.clock.now())
-
     def check_serving(self) -> None:
         """Raise DrainingError if the server takes no new work."""
-        if self._is_draining:
+        if self.buffers.is_draining:
             raise DrainingError
 
     def drain(self) -> None:
         """Refuse new fetches and fragments; `pump` is the caller's to call. Idempotent."""
-        self._is_draining = True
         self.buffers.drain(now=self.clock.now())
 
     def pump(self) -> None:

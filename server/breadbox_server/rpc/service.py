@@ -554,7 +554,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             buffer.state.hold = self._driver.appends.hold() or self._driver.store_watch.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
-        remaining_s = self._driver.core.remaining_s(expires_at)
+        remaining_s = max(0.0, expires_at - self._driver.core.clock.now())
         return pb.Lease(lease_id=lease_id, remaining_duration=convert.to_duration(remaining_s))
 
 
