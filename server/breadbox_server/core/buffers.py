@@ -106,11 +106,9 @@ class BufferSet:
         The rest still works, so that learners can release. Idempotent; there is no way back.
         """
         self.is_draining = True
-        for name, buffer in self._buffers.items():
+        for buffer in self._buffers.values():
             buffer.handle_timer(now=now)
-            granting.refuse_all(self._shared.states[name], errors.DrainingError())
-            waiting.refuse_all(self._shared.states[name], errors.DrainingError())
-            self._shared.states[name].room.end_all()
+            buffer.refuse_all(errors.DrainingError())
 
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""
