@@ -66,9 +66,8 @@ class LostPayloads:
 
     def is_known(self, payload_id: PayloadId) -> bool:
         """Return True if any buffer refers to a payload, or it is on its way out."""
-        return self._deletions.is_leaving(payload_id) or any(
-            self._core.buffers.refers_to(name, payload_id) for name in self._core.buffers.names()
-        )
+        refers = self._core.buffers.refers_elsewhere(None, payload_id)
+        return refers or self._deletions.is_leaving(payload_id)
 
     async def check_returned(self, command: ReleaseLease) -> None:
         """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`."""
