@@ -42,6 +42,7 @@ from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.core.model.inputs import (
     CreateBuffer,
     DeleteBuffer,
+    Fetch,
     ModelState,
     Payload,
     ReleaseLease,
@@ -51,7 +52,8 @@ from breadbox_server.core.model.inputs import (
     StartSession,
 )
 from breadbox_server.journal.durable_core import DurableCore
-from breadbox_server.journal.turns import OUTAGE_S, Journal
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
     INLINE_RECENT_BYTES_MAX,
@@ -63,7 +65,6 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.reading.chunk_events import ChunkEvents
-from breadbox_server.reading.fetches import Fetches
 from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.reads import Reads
@@ -112,7 +113,7 @@ class Driver:
         clock: Clock,
         metrics: Metrics,
         limits: DriverLimits,
-        journal: Journal | None = None,
+        journal: TurnJournal | None = None,
     ) -> None:
         self._metrics = metrics
         self._poison_after = limits.poison_after
@@ -150,7 +151,6 @@ class Driver:
         )
         self.uses = Uses(clock, buffers.__contains__)
         self.session_users = SessionUsers(clock, buffers.__contains__)
-        self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
         self.step_ends = StepEnds(buffers.collects_groups)
         self._step_ends_shown_at = -math.inf
@@ -186,23 +186,25 @@ class Driver:
             own_count = sum(map(caller.may_use, names))
             if own_count >= self.core.buffers.buffers_max - len(names) > 0:
                 raise BuffersFullError(self.core.buffers.buffers_max, own_count)
-        await self.core.apply(command)
+        await self.core.call(command)
 
     async def delete_buffer(self, command: DeleteBuffer) -> None:
         """Delete a buffer; wake callers that watch its model, and drop its series."""
         buffer = command.buffer
-        async with self.core.durable_refusals():
+
+        def delete() -> None:
             seen = self.core.describe(buffer)
             self.core.apply_now(command)
-        self._ending[buffer] = seen
-        self.turns.when_settled(partial(self._has_ended, buffer))
-        self.reading.forget(buffer)
-        self.uses.forget(buffer)
-        self.session_users.forget(buffer)
-        self.chunk_events.forget(buffer)
-        self.step_ends.forget(buffer)
-        self._metrics.forget_buffer(buffer)
-        await self.turns.settled()
+            self._ending[buffer] = seen
+            self.turns.when_settled(partial(self._has_ended, buffer))
+            self.reading.forget(buffer)
+            self.uses.forget(buffer)
+            self.session_users.forget(buffer)
+            self.chunk_events.forget(buffer)
+            self.step_ends.forget(buffer)
+            self._metrics.forget_buffer(buffer)
+
+        await self.core.carry_out(delete)
 
     def _has_ended(self, buffer: BufferName) -> None:
         self._ending.pop(buffer, None)
@@ -216,26 +218,35 @@ class Driver:
         self, command: StartSession, user: User, *, take_over: bool
     ) -> ModelState:
         """Make a session current; SessionInUseError if others use the current one."""
-        buffer, core = command.buffer, self.core
-        core.turns.check_room()
-        async with core.durable_refusals():
-            before = core.buffers[buffer].model.session_id
+        buffer, buffers = command.buffer, self.core.buffers
+
+        def start() -> ModelState:
+            before = buffers[buffer].model.session_id
             is_new = command.session_id != before
             # The core refuses a session that ended, whichever is current.
-            has_ended = core.buffers.has_ended(buffer, command.session_id)
-            if is_new and not (take_over or has_ended):
+            if is_new and not (take_over or buffers.has_ended(buffer, command.session_id)):
                 self.session_users.check_free(buffer, before, user.process)
-            state = core.apply_now(command)
-        if is_new:
-            self.session_users.started(buffer, user)
-        await core.turns.settled()
-        return state
+            state = self.core.apply_now(command)
+            if is_new:
+                self.session_users.started(buffer, user)
+            return state
+
+        return await self.core.carry_out(start)
+
+    async def fetch(self, command: Fetch) -> FetchGranted | WaitElapsed:
+        """Wait for fragments; appends need not wait for a call that waits itself."""
+        precedence = self.appends.queue.precedence
+        precedence.end()
+        try:
+            return await self.core.wait(command)
+        finally:
+            precedence.begin()
 
     async def renew(self, command: RenewLease) -> float:
         """Extend a lease of a fetch or of a reader; return its new expiry."""
         if self.reading.leases.knows(command.buffer, command.lease_id):
             return self.reading.leases.renew(command.lease_id, command.lease_s)
-        expires_at = await self.core.apply(command)
+        expires_at = await self.core.call(command)
         self.uses.note(command.buffer)
         return expires_at
 
@@ -249,22 +260,21 @@ class Driver:
             return
         if command.mode is ReleaseMode.RETURNED:
             await self.losses.check_returned(command)
-        if unreadable:
-            await self._report_unreadable(command, unreadable)
-        # In one step with the report, so that no other report of this lease can come between.
-        await self.core.apply(command)
+
+        def end() -> None:
+            # In one step, so that no other report of this lease can come between.
+            self._report_unreadable(command, unreadable)
+            self.core.apply_now(command)
+
+        await self.core.carry_out(end)
         self.uses.note(command.buffer)
 
-    async def _report_unreadable(
-        self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]
-    ) -> None:
+    def _report_unreadable(self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]) -> None:
         """Report the payloads that a live lease keeps: only these reach the journal and the log."""
-        async with self.core.durable_refusals():
-            leased = self.core.buffers[command.buffer].leased_payloads(command.lease_id)
+        leased = self.core.buffers[command.buffer].leased_payloads(command.lease_id)
         named = tuple({each.payload_id for each in leased}.intersection(payload_ids))
         if not named:
             return
-        self.turns.check_room()
         self.core.apply_now(
             ReportUnreadable(command.buffer, command.lease_id, named, self._poison_after)
         )
@@ -361,7 +371,7 @@ class Driver:
             elif type(event) is RoomWaitEnded:
                 self.appends.queue.end_wait(event)
             elif isinstance(event, FetchGranted | FetchRefused | WaitElapsed):
-                when_settled(partial(self.fetches.wake, event))
+                when_settled(partial(self.core.wake, event))
         if disposable:
             self.appends.quotas.let_go(disposable)
             self.deletions.announce(disposable)

@@ -96,14 +96,14 @@ async def test_a_fetch_that_waits_keeps_its_connection_while_another_call_leaves
             ):
                 await caller.call("start_session", "run")
                 fetching = tasks.create_task(caller.call("fetch_fragments", 1, 60.0))
-                await eventually(lambda: world.server.driver.fetches.waiting_count == 1)
+                await eventually(lambda: world.server.driver.core.waiting_count == 1)
                 balancer.fall_silent()
                 listing = tasks.create_task(caller.call("list_buffers"))
                 await eventually(lambda: _is_replaced(caller))
                 balancer.speak()
                 await listing
                 assert not fetching.done()
-                assert 1 == world.server.driver.fetches.waiting_count
+                assert 1 == world.server.driver.core.waiting_count
                 await world.fill(1)
                 assert 1 == len((await fetching).fragments)
 
@@ -127,7 +127,7 @@ async def test_the_server_hangs_up_on_a_forgotten_connection(
                 waiting = type(world)(
                     world.server, type(world.stub)(channel), channel, world.custodian, world.clock
                 ).fetch(1, wait_s=100)
-                waiting_count = lambda: world.server.driver.fetches.waiting_count  # noqa: E731
+                waiting_count = lambda: world.server.driver.core.waiting_count  # noqa: E731
                 await eventually(lambda: waiting_count() == 1)
                 balancer.forget_connections()
                 await eventually(lambda: waiting_count() == 0, within_s=3.0 + MARGIN_S)

@@ -118,7 +118,7 @@ async def test_a_wait_that_is_over_while_its_turn_is_decided_ends_with_the_turn(
         await it.custodian.confirming.wait()
         it.clock.advance(WAIT_S)
         assert not first.done()
-        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        await it.driver.core.call(UpdateBuffer(BUFFER, ONE))
         it.custodian.may_confirm.set()
         await it.settle()
         assert [BUFFER_FULL] == await first
@@ -179,12 +179,12 @@ def of_version(it: Driven, worker: str, version: int) -> Fragment:
 async def test_an_append_of_which_a_new_version_makes_one_stale_waits_on_with_the_rest() -> None:
     async with driven(replace(ONE, staleness_max=1)) as it:
         producers = Producers(it)
-        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(1)))
+        await it.driver.core.call(PublishModel(BUFFER, SessionId("run"), ModelVersion(1)))
         await producers.send_these([of_version(it, "fill", 1)])
         both = [of_version(it, "old", 0), of_version(it, "new", 1)]
         call = producers.send_these(both, wait_s=WAIT_S)
         await it.settle()
-        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(2)))
+        await it.driver.core.call(PublishModel(BUFFER, SessionId("run"), ModelVersion(2)))
         await it.settle()
         assert (False, 1) == (call.done(), it.driver.appends.queue.waiting_count)
         await it.consume(1)
@@ -266,7 +266,7 @@ async def test_a_caller_that_leaves_with_an_inline_payload_stored_leaves_none() 
         it.custodian.may_confirm.clear()
         call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
         await it.custodian.confirming.wait()
-        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        await it.driver.core.call(UpdateBuffer(BUFFER, ONE))
         it.custodian.may_confirm.set()
         await it.settle()
         assert 1 == len(it.custodian.bodies)
@@ -383,7 +383,7 @@ async def test_a_fragment_that_becomes_stale_while_its_missing_payload_is_asked_
         it.custodian.may_confirm.clear()
         call = Producers(it).send_these([make_fragment("w", session_id="run")])
         await it.custodian.confirming.wait()
-        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(1)))
+        await it.driver.core.call(PublishModel(BUFFER, SessionId("run"), ModelVersion(1)))
         it.custodian.may_confirm.set()
         assert [Appended(AdmissionOutcome.STALE)] == await call
 
@@ -391,8 +391,8 @@ async def test_a_fragment_that_becomes_stale_while_its_missing_payload_is_asked_
 async def test_a_payload_that_another_buffer_holds_is_missing_here() -> None:
     other = BufferName("other")
     async with driven() as it:
-        await it.driver.core.apply(CreateBuffer(other, BufferConfig()))
-        await it.driver.core.apply(StartSession(other, SessionId("run")))
+        await it.driver.core.call(CreateBuffer(other, BufferConfig()))
+        await it.driver.core.call(StartSession(other, SessionId("run")))
         fragment = written_fragment(it.custodian, 0, "run")
         await it.driver.appends.append(other, [fragment])
         assert [None] == await Producers(it).send_these([fragment])
@@ -422,7 +422,7 @@ async def test_an_inline_payload_whose_room_went_while_it_was_stored_is_stored_o
         it.custodian.may_confirm.clear()
         call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
         await it.custodian.confirming.wait()
-        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        await it.driver.core.call(UpdateBuffer(BUFFER, ONE))
         it.custodian.may_confirm.set()
         await it.settle()
         assert not call.done()
@@ -455,7 +455,7 @@ async def test_waiting_appends_of_a_buffer_that_changes_are_looked_at_some_at_a_
         await producers.send("fill")
         calls = [await producers.waiting(f"p{number}") for number in range(5)]
         calls[1].cancel()
-        await it.driver.core.apply(StartSession(BUFFER, SessionId("next")))
+        await it.driver.core.call(StartSession(BUFFER, SessionId("next")))
         await it.settle()
         left = [await each for number, each in enumerate(calls) if number != 1]
     assert [[Appended(AdmissionOutcome.WRONG_SESSION)]] * 4 == left

@@ -404,6 +404,11 @@ class Refuser:
     def pump(self) -> None:
         """Nothing was decided."""
 
+    @property
+    def turns(self) -> "Refuser":
+        """It has no journal."""
+        return self
+
     def when_settled(self, effect: Callable[[], None], /) -> None:
         effect()
 

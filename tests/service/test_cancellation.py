@@ -8,6 +8,7 @@ import pytest
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, RequestId
+from breadbox_server.core.model.inputs import Fetch
 from breadbox_server.driver import Driver
 from support.eventually import eventually
 from support.served import Served, reason_of, served, span
@@ -20,27 +21,26 @@ def start_fetch(
 ) -> asyncio.Task[FetchGranted | WaitElapsed]:
     """A fetch on the driver itself, so that the test decides in which tick it is cancelled."""
     return group.create_task(
-        it.server.driver.fetches.fetch(
-            buffer=BUFFER,
-            request_id=RequestId(request_id),
-            fragment_count=count,
-            wait_s=60.0,
-            rank=0,
-            world_size=1,
-            lease_s=None,
+        it.server.driver.fetch(
+            Fetch(
+                buffer=BUFFER,
+                request_id=RequestId(request_id),
+                fragment_count=count,
+                deadline_at=it.server.driver.core.clock.now() + 60.0,
+            )
         )
     )
 
 
 def waiting_counts(driver: Driver) -> tuple[int, int]:
     """How many fetches and watches wait."""
-    return driver.fetches.waiting_count, driver.reading.watcher_count
+    return driver.core.waiting_count, driver.reading.watcher_count
 
 
 async def assert_nothing_is_held(it: Served, chunk_count: int) -> None:
     buffer = await it.buffer()
     state = buffer.state
-    assert 0 == it.server.driver.fetches.waiting_count
+    assert 0 == it.server.driver.core.waiting_count
     assert (0, 0, chunk_count) == (state.waiter_count, state.lease_count, state.chunk_count)
 
 
@@ -48,9 +48,9 @@ async def test_a_cancel_before_the_grant_leaves_no_trace() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(1, wait_s=60)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         fetching.cancel()
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 0)
+        await eventually(lambda: it.server.driver.core.waiting_count == 0)
         await it.fill(1)
         await assert_nothing_is_held(it, chunk_count=1)
 
@@ -59,9 +59,9 @@ async def test_a_cancelled_head_lets_the_next_waiter_through() -> None:
     async with served() as it:
         await it.start()
         first = it.fetch(4, request_id="large", wait_s=60)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         second = it.fetch(1, request_id="small", wait_s=60)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 2)
+        await eventually(lambda: it.server.driver.core.waiting_count == 2)
         await it.fill(1)
         first.cancel()
         reply = await second
@@ -74,7 +74,7 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
     async with served() as it:
         await it.start()
         driver = it.server.driver
-        wake = driver.fetches.wake
+        wake = driver.core.wake
         granted = []
 
         def wake_and_cancel(event: FetchGranted | FetchRefused | WaitElapsed) -> None:
@@ -84,10 +84,10 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
                 granted.append(event)
                 task.cancel()
 
-        monkeypatch.setattr(driver.fetches, "wake", wake_and_cancel)
+        monkeypatch.setattr(driver.core, "wake", wake_and_cancel)
         async with asyncio.TaskGroup() as group:
             task = start_fetch(group, it, "doomed")
-            await eventually(lambda: driver.fetches.waiting_count == 1)
+            await eventually(lambda: driver.core.waiting_count == 1)
             await it.fill(1)
         assert task.cancelled()
         assert 1 == len(granted)
@@ -100,7 +100,7 @@ async def test_a_grant_for_a_caller_that_was_just_cancelled_is_given_back() -> N
         driver = it.server.driver
         async with asyncio.TaskGroup() as group:
             task = start_fetch(group, it, "doomed")
-            await eventually(lambda: driver.fetches.waiting_count == 1)
+            await eventually(lambda: driver.core.waiting_count == 1)
             # Cancelled, but its handler has not run yet when the grant is made.
             task.cancel()
             await it.fill(1)
@@ -136,10 +136,10 @@ async def test_a_client_whose_connection_breaks_is_no_longer_waited_for() -> Non
                 )
             )
             await eventually(
-                lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+                lambda: (driver.core.waiting_count, driver.reading.watcher_count) == (1, 1)
             )
         await eventually(
-            lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (0, 0)
+            lambda: (driver.core.waiting_count, driver.reading.watcher_count) == (0, 0)
         )
         for call in (fetching, watching):
             with pytest.raises(asyncio.CancelledError):
@@ -161,13 +161,13 @@ async def test_callers_that_leave_take_their_timers_along() -> None:
             )
             fetching = it.fetch(1, request_id=f"r{number}", wait_s=60)
             await eventually(
-                lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+                lambda: (driver.core.waiting_count, driver.reading.watcher_count) == (1, 1)
             )
             assert before + 2 == it.clock.live_count
             watching.cancel()
             fetching.cancel()
             await eventually(
-                lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (0, 0)
+                lambda: (driver.core.waiting_count, driver.reading.watcher_count) == (0, 0)
             )
         assert before == it.clock.live_count
 
@@ -181,7 +181,7 @@ async def test_a_stopping_server_tells_those_who_wait_and_watch() -> None:
         )
         driver = it.server.driver
         await eventually(
-            lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+            lambda: (driver.core.waiting_count, driver.reading.watcher_count) == (1, 1)
         )
         driver.drain()
         for call in (fetching, watching):

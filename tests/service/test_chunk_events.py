@@ -135,5 +135,5 @@ async def test_a_buffer_of_a_deleted_ones_name_has_none_of_its_events() -> None:
             assert {"granted", "consumed", "evicted_used_up"} == kinds
             await it.driver.delete_buffer(DeleteBuffer(BUFFER))
             assert [] == it.driver.chunk_events.after(BUFFER, 0)
-            await it.driver.core.apply(CreateBuffer(BUFFER, BufferConfig()))
-            await it.driver.core.apply(StartSession(BUFFER, SessionId("run")))
+            await it.driver.core.call(CreateBuffer(BUFFER, BufferConfig()))
+            await it.driver.core.call(StartSession(BUFFER, SessionId("run")))

@@ -30,6 +30,8 @@ ENTRIES_MAX = 100
 class Trimmer:
     """A writer that can only trim, some portions for each snapshot."""
 
+    carries_payloads = False
+
     def __init__(self) -> None:
         self.claim = SimpleNamespace(journal="journal", epoch=1)
         self.portions = 0

@@ -17,10 +17,10 @@ from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
-from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode, StartSession
+from breadbox_server.core.model.inputs import Fetch, ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
+from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.metrics.metrics import Metrics
-from breadbox_server.reading.fetches import Fetches
 from support.appends import append
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
@@ -31,7 +31,7 @@ CHUNKS = 6
 STEPS = 60
 
 
-class ForgetfulFetches(Fetches):
+class ForgetfulCore(DurableCore):
     """The naive waiter: a grant that lands in the tick of the cancel is nobody's."""
 
     def _give_back(self, outcome: FetchGranted | FetchRefused | WaitElapsed) -> None:
@@ -40,7 +40,7 @@ class ForgetfulFetches(Fetches):
 
 @asynccontextmanager
 async def running_driver(
-    kind: type[Fetches], seed: int
+    kind: type[DurableCore], seed: int
 ) -> AsyncIterator[tuple[Driver, BufferSet, ManualTimers, asyncio.TaskGroup]]:
     clock = ManualTimers()
     custodian = FakeCustodian()
@@ -52,10 +52,10 @@ async def running_driver(
         metrics=Metrics(CollectorRegistry()),
         limits=DriverLimits(),
     )
-    driver.fetches.__class__ = kind
+    driver.core.__class__ = kind
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, SessionId("run")))
+        await driver.core.call(StartSession(BUFFER, SessionId("run")))
         fragments = [written_fragment(custodian, index, "run") for index in range(CHUNKS)]
         await append(driver, BUFFER, fragments)
         yield driver, books, clock, group
@@ -79,14 +79,13 @@ class Simulation:
     async def fetch(self, wait_s: float) -> None:
         self.request_count += 1
         try:
-            outcome = await self.driver.fetches.fetch(
-                buffer=BUFFER,
-                request_id=RequestId(f"r{self.request_count}"),
-                fragment_count=self.random.randint(1, CHUNKS),
-                wait_s=wait_s,
-                rank=0,
-                world_size=1,
-                lease_s=None,
+            outcome = await self.driver.fetch(
+                Fetch(
+                    buffer=BUFFER,
+                    request_id=RequestId(f"r{self.request_count}"),
+                    fragment_count=self.random.randint(1, CHUNKS),
+                    deadline_at=self.driver.core.clock.now() + wait_s,
+                )
             )
         except DomainError:
             return
@@ -95,7 +94,7 @@ class Simulation:
 
     async def release_one(self) -> None:
         grant = self.held.pop(self.random.randrange(len(self.held)))
-        await self.driver.core.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
+        await self.driver.core.call(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
 
     async def step(self) -> None:
         match self.random.choice(("fetch", "fetch", "cancel", "cancel", "release", "tick")):
@@ -122,7 +121,7 @@ class Simulation:
             await self.release_one()
 
 
-async def lost_chunks(kind: type[Fetches], seed: int) -> int:
+async def lost_chunks(kind: type[DurableCore], seed: int) -> int:
     """Run one simulation; how many chunks are neither held nor leased to anybody we know."""
     async with running_driver(kind, seed) as (driver, books, clock, group):
         simulation = Simulation(driver, clock, group, seed)
@@ -130,16 +129,16 @@ async def lost_chunks(kind: type[Fetches], seed: int) -> int:
             await simulation.step()
         await simulation.settle()
         seen = driver.core.describe(BUFFER)
-        assert (0, 0) == (driver.fetches.waiting_count, seen.waiter_count), f"seed {seed}"
+        assert (0, 0) == (driver.core.waiting_count, seen.waiter_count), f"seed {seed}"
         books.check_invariants()
         return CHUNKS - seen.chunk_count
 
 
 @pytest.mark.parametrize("seed", range(60))
 async def test_callers_that_come_and_go_lose_no_chunk(seed: int) -> None:
-    assert 0 == await lost_chunks(Fetches, seed), f"seed {seed}"
+    assert 0 == await lost_chunks(DurableCore, seed), f"seed {seed}"
 
 
 async def test_the_simulation_catches_a_driver_that_forgets_to_give_back() -> None:
-    losses = [await lost_chunks(ForgetfulFetches, seed) for seed in range(60)]
+    losses = [await lost_chunks(ForgetfulCore, seed) for seed in range(60)]
     assert any(losses), "seeds 0 to 59 found nothing"

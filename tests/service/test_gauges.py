@@ -116,7 +116,7 @@ async def test_a_waiting_fetch_is_counted() -> None:
         call = world.stub.FetchFragments(
             pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(60))
         )
-        await eventually(lambda: world.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: world.server.driver.core.waiting_count == 1)
         world.server.driver.show_gauges()
         waiting = gauge(world, "waiters", buffer="default", reason="workers")
         call.cancel()

@@ -119,7 +119,7 @@ async def test_a_wait_for_ends_elapses_without_any() -> None:
 async def test_a_wait_ends_with_its_buffer() -> None:
     async with served(GROUPS) as it:
         gone = BufferName("gone")
-        await it.server.driver.core.apply(CreateBuffer(gone, GROUPS))
+        await it.server.driver.core.call(CreateBuffer(gone, GROUPS))
         waiting = ends(it, wait_s=60.0, buffer=gone)
         await eventually(lambda: it.server.driver.reading.watcher_count == 1)
         await it.server.driver.delete_buffer(DeleteBuffer(gone))

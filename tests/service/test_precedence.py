@@ -168,7 +168,7 @@ async def test_a_fetch_that_waits_for_data_holds_up_no_append() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(1, wait_s=10)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         reply = await it.append(it.metadata(0))
         granted = await fetching
     assert [ADMITTED] == [each.outcome for each in reply.results]
@@ -179,14 +179,14 @@ async def test_calls_of_learners_however_they_end_leave_none_ahead_of_appends() 
     async with served() as it:
         await it.start()
         given_up = it.fetch(1, request_id="given up", wait_s=10)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         given_up.cancel()
         await it.fetch(1, request_id="elapsed")
         await it.fill(2)
         await it.make_room(2, request_id="granted")
         refused = it.stub.ReleaseLease(pb.ReleaseLeaseRequest(lease_id="none"), timeout=CALL_S)
         assert "OK" != (await refused.code()).name
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 0)
+        await eventually(lambda: it.server.driver.core.waiting_count == 0)
         it.clock.advance(ABOUT_S)
         await eventually(lambda: not precedence_of(it).has_learners)
 

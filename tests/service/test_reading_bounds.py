@@ -34,7 +34,7 @@ async def granted(it: Driven) -> FetchGranted:
 
 async def test_a_grant_that_is_taken_back_is_granted_again_and_was_no_use() -> None:
     async with driven(BufferConfig(uses_max=1)) as it:
-        it.driver.fetches.take_back(await granted(it))
+        it.driver.core.take_back(await granted(it))
         again = await it.fetch(1)
         assert isinstance(again, FetchGranted)
         assert [0] == [each.chunk_id for each in again.fragments]
@@ -44,7 +44,7 @@ async def test_a_grant_is_taken_back_though_its_buffer_has_gone() -> None:
     async with driven() as it:
         grant = await granted(it)
         await it.driver.delete_buffer(DeleteBuffer(BUFFER))
-        it.driver.fetches.take_back(grant)
+        it.driver.core.take_back(grant)
         assert () == it.driver.core.buffers.names()
 
 
@@ -52,8 +52,8 @@ async def test_a_fetch_that_is_cancelled_as_it_is_refused_is_cancelled() -> None
     async with driven() as it:
         fetching = asyncio.get_running_loop().create_task(it.fetch(1, wait_s=60.0))
         await it.settle()
-        (caller_id,) = it.driver.fetches._callers  # noqa: SLF001 - its future
-        it.driver.fetches.wake(FetchRefused(BUFFER, caller_id, BufferNotFoundError(BUFFER)))
+        (caller_id,) = it.driver.core._callers  # noqa: SLF001 - its future
+        it.driver.core.wake(FetchRefused(BUFFER, caller_id, BufferNotFoundError(BUFFER)))
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching
@@ -63,8 +63,8 @@ async def test_an_outcome_of_a_fetch_that_has_gone_wakes_nobody() -> None:
     async with driven() as it:
         grant = await granted(it)
         error = BufferNotFoundError(BUFFER)
-        it.driver.fetches.wake(FetchRefused(BUFFER, grant.caller_id, error))
-        it.driver.fetches.wake(grant)
+        it.driver.core.wake(FetchRefused(BUFFER, grant.caller_id, error))
+        it.driver.core.wake(grant)
         again = await it.fetch(1)
         assert isinstance(again, FetchGranted)
 

@@ -16,6 +16,7 @@ from breadbox_server.core.model.ids import BufferName, PayloadId, RequestId, Ses
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     EndSession,
+    Fetch,
     Fragment,
     ReleaseLease,
     ReleaseMode,
@@ -71,11 +72,11 @@ async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         await append(driver, BUFFER, [fragment(custodian, 0), fragment(custodian, 1)])
         comparing = group.create_task(reconciler.reconcile())
         await custodian.listing.wait()
-        await driver.core.apply(EndSession(BUFFER, RUN))
+        await driver.core.call(EndSession(BUFFER, RUN))
         await eventually(lambda: len(custodian.deleted) == 2)
         custodian.may_list.set()
         await comparing
@@ -91,7 +92,7 @@ async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_mis
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         first, second = fragment(custodian, 0), fragment(custodian, 1)
         await append(driver, BUFFER, [first, second])
         # As a store has them that came back from a copy made before they were confirmed.
@@ -117,7 +118,7 @@ async def test_an_orphan_that_is_being_confirmed_is_not_deleted() -> None:
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         wanted, left_over = fragment(custodian, 0), custodian.write()
         custodian.kept = set(custodian.unannounced)
         custodian.unannounced.clear()
@@ -148,7 +149,7 @@ async def test_nothing_is_given_up_on_the_word_of_a_list() -> None:
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         await append(driver, BUFFER, [fragment(custodian, index) for index in range(3)])
         await reconciler.reconcile()
         running.cancel()
@@ -161,7 +162,7 @@ async def test_everything_is_compared_a_batch_at_a_time(monkeypatch: pytest.Monk
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         fragments = [fragment(custodian, index) for index in range(10)]
         await append(driver, BUFFER, fragments)
         gone = {fragments[index].payload.payload_id for index in (0, 5, 9)}
@@ -186,7 +187,7 @@ async def test_books_are_compared_before_anybody_is_served_unless_the_store_was_
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         fragments = [fragment(custodian, index) for index in range(2)]
         await append(driver, BUFFER, fragments)
         custodian.kept.discard(fragments[0].payload.payload_id)
@@ -222,16 +223,15 @@ async def test_orphans_beyond_those_that_are_remembered_are_found_later(
 
 
 async def granted(driver: Driver, custodian: FakeCustodian, count: int) -> FetchGranted:
-    await driver.core.apply(StartSession(BUFFER, RUN))
+    await driver.core.call(StartSession(BUFFER, RUN))
     await append(driver, BUFFER, [fragment(custodian, index) for index in range(count)])
-    outcome = await driver.fetches.fetch(
-        buffer=BUFFER,
-        request_id=RequestId("r"),
-        fragment_count=count,
-        wait_s=0.0,
-        rank=0,
-        world_size=1,
-        lease_s=None,
+    outcome = await driver.fetch(
+        Fetch(
+            buffer=BUFFER,
+            request_id=RequestId("r"),
+            fragment_count=count,
+            deadline_at=driver.core.clock.now(),
+        )
     )
     assert isinstance(outcome, FetchGranted)
     return outcome
@@ -305,7 +305,7 @@ async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_as
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         await append(driver, BUFFER, [fragment(custodian, index) for index in range(known)])
         await reconciler.reconcile()
         clock.advance(11.0)

@@ -234,10 +234,10 @@ async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(2, wait_s=60)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         await it.fill(2)
         reply = await fetching
-        assert 0 == it.server.driver.fetches.waiting_count
+        assert 0 == it.server.driver.core.waiting_count
     assert "grant" == reply.WhichOneof("result")
 
 
@@ -245,7 +245,7 @@ async def test_a_waiting_fetch_elapses_when_its_time_is_over() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(2, wait_s=10)
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         it.clock.advance(10.0)
         reply = await fetching
     assert "wait_elapsed" == reply.WhichOneof("result")
@@ -258,7 +258,7 @@ async def test_a_call_waits_no_longer_than_its_own_deadline_allows() -> None:
             pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(200)),
             timeout=10.0,
         )
-        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
+        await eventually(lambda: it.server.driver.core.waiting_count == 1)
         it.clock.advance(9.9)
         reply = await fetching
     assert "wait_elapsed" == reply.WhichOneof("result")
@@ -451,7 +451,7 @@ async def test_buffers_are_listed_page_by_page_though_some_come_and_go() -> None
 async def test_a_page_has_at_most_a_hundred_buffers_unless_more_are_asked_for() -> None:
     async with served(buffers_max=1100) as it:
         for number in range(1001):
-            await it.server.driver.core.apply(
+            await it.server.driver.core.call(
                 CreateBuffer(BufferName(f"b{number:04}"), BufferConfig())
             )
         sizes = [len((await page(it, page_size=size))[0]) for size in (0, 999, 2**31 - 1)]
@@ -467,7 +467,7 @@ async def test_deleting_a_buffer_wakes_those_who_wait_and_watch() -> None:
         )
         driver = it.server.driver
         await eventually(
-            lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+            lambda: (driver.core.waiting_count, driver.reading.watcher_count) == (1, 1)
         )
         await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="gone"), timeout=CALL_S)
         for call in (fetching, watching):

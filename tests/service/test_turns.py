@@ -35,6 +35,7 @@ from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     DeleteBuffer,
     EndSession,
+    Fetch,
     Fragment,
     ReleaseLease,
     ReleaseMode,
@@ -90,7 +91,7 @@ async def journalled() -> AsyncIterator[Journalled]:
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, RUN))
+        await driver.core.call(StartSession(BUFFER, RUN))
         yield Journalled(driver, books, custodian, journal, clock, group)
         running.cancel()
 
@@ -101,14 +102,13 @@ def fragment(it: Journalled, index: int) -> Fragment:
 
 def start_fetch(it: Journalled, wait_s: float = 60.0) -> asyncio.Task[FetchGranted | WaitElapsed]:
     return it.group.create_task(
-        it.driver.fetches.fetch(
-            buffer=BUFFER,
-            request_id=RequestId("r"),
-            fragment_count=1,
-            wait_s=wait_s,
-            rank=0,
-            world_size=1,
-            lease_s=None,
+        it.driver.fetch(
+            Fetch(
+                buffer=BUFFER,
+                request_id=RequestId("r"),
+                fragment_count=1,
+                deadline_at=it.driver.core.clock.now() + wait_s,
+            )
         )
     )
 
@@ -148,14 +148,13 @@ async def test_an_append_is_answered_only_when_it_is_durable() -> None:
 
 _REFUSED_WITHOUT_THE_BUFFER: dict[str, Callable[[Journalled], Awaitable[Any]]] = {
     "append": lambda it: append(it.driver, BUFFER, [fragment(it, 0)]),
-    "fetch": lambda it: it.driver.fetches.fetch(
-        buffer=BUFFER,
-        request_id=RequestId("r"),
-        fragment_count=1,
-        wait_s=60.0,
-        rank=0,
-        world_size=1,
-        lease_s=None,
+    "fetch": lambda it: it.driver.fetch(
+        Fetch(
+            buffer=BUFFER,
+            request_id=RequestId("r"),
+            fragment_count=1,
+            deadline_at=it.driver.core.clock.now() + 60.0,
+        )
     ),
     "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BUFFER)),
     "publish": lambda it: it.driver.appends.publish(publish(1)),
@@ -163,7 +162,7 @@ _REFUSED_WITHOUT_THE_BUFFER: dict[str, Callable[[Journalled], Awaitable[Any]]] =
         BUFFER, session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),
     "durable_model": lambda it: it.driver.core.durable_model(BUFFER),
-    "apply": lambda it: it.driver.core.apply(EndSession(BUFFER, RUN)),
+    "apply": lambda it: it.driver.core.call(EndSession(BUFFER, RUN)),
 }
 
 
@@ -251,7 +250,7 @@ async def test_payloads_are_deleted_only_when_their_end_is_durable() -> None:
     async with journalled() as it:
         await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
-        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.call(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         await turn_the_loop()
         assert [] == it.custodian.deleted
@@ -265,7 +264,7 @@ async def held_end(it: Journalled) -> tuple[str, asyncio.Task[None]]:
     only = fragment(it, 0)
     await append(it.driver, BUFFER, [only])
     hold(it)
-    ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
+    ending = it.group.create_task(it.driver.core.call(EndSession(BUFFER, RUN)))
     await it.journal.writing.wait()
     return only.payload.payload_id, ending
 
@@ -296,7 +295,7 @@ async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durabl
         found = reconciler.orphan_count
         await append(it.driver, BUFFER, [only])
         hold(it)
-        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.call(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.clock.advance(11.0)
         await reconciler.look()
@@ -315,7 +314,7 @@ async def test_what_came_due_unseen_is_no_orphan() -> None:
         await it.custodian.confirm([payload_reference(only.payload)])
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
-        await it.driver.core.apply(UpdateBuffer(BUFFER, BufferConfig(fragments_per_chunk=2)))
+        await it.driver.core.call(UpdateBuffer(BUFFER, BufferConfig(fragments_per_chunk=2)))
         await append(it.driver, BUFFER, [only])
         hold(it)
         it.clock.advance_late(BufferConfig().open_chunk_s + 1.0)
@@ -336,7 +335,7 @@ async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_
         with pytest.raises(InvalidArgumentError):
             await append(it.driver, BUFFER, [make_fragment("w", session_id=RUN, payload=weights)])
         hold(it)
-        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.call(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.clock.advance(601.0)
         it.driver.tidy()
@@ -358,7 +357,7 @@ async def test_a_payload_written_again_whose_end_is_not_durable_is_deleted_only_
         looking = it.group.create_task(it.driver.losses.drop_missing(BUFFER, payloads))
         await it.custodian.confirming.wait()
         hold(it)
-        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.call(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.custodian.may_confirm.set()
         await looking
@@ -376,7 +375,7 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
         payload_id, ending = await held_end(it)
         command = publish_model(1, named_payload(payload_id, 100), session_id="next")
         starting = it.group.create_task(
-            it.driver.core.apply(StartSession(BUFFER, SessionId("next")))
+            it.driver.core.call(StartSession(BUFFER, SessionId("next")))
         )
         asyncio.get_running_loop().call_later(0.05, it.journal.may_write.set)
         with pytest.raises(PayloadMissingError):
@@ -400,7 +399,7 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
         )
         await turn_the_loop()
         hold(it)
-        it.group.create_task(it.driver.core.apply(publish(1)))
+        it.group.create_task(it.driver.core.call(publish(1)))
         await it.journal.writing.wait()
         reading = it.group.create_task(
             it.driver.reading.watch(
@@ -452,10 +451,10 @@ async def test_a_reader_that_leaves_before_it_is_told_leaves_no_lease() -> None:
 async def test_calls_of_one_moment_share_one_write() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.core.apply(publish(1)))
+        first = it.group.create_task(it.driver.core.call(publish(1)))
         await it.journal.writing.wait()
         later = [
-            it.group.create_task(it.driver.core.apply(publish(version))) for version in range(2, 12)
+            it.group.create_task(it.driver.core.call(publish(version))) for version in range(2, 12)
         ]
         await turn_the_loop()
         it.journal.may_write.set()
@@ -467,9 +466,9 @@ async def test_calls_of_one_moment_share_one_write() -> None:
 async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.core.apply(publish(1)))
+        first = it.group.create_task(it.driver.core.call(publish(1)))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.core.apply(publish(2)))
+        second = it.group.create_task(it.driver.core.call(publish(2)))
         await turn_the_loop()
         it.journal.may_write.set()  # Lets through whoever waits, and nobody after.
         it.journal.may_write.clear()
@@ -486,7 +485,7 @@ async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
         it.journal.is_down = True
-        publishing = it.group.create_task(it.driver.core.apply(publish(1)))
+        publishing = it.group.create_task(it.driver.core.call(publish(1)))
         await turn_the_loop()
         assert not publishing.done()
         it.journal.is_down = False
@@ -504,12 +503,12 @@ async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(
     monkeypatch.setattr(turns, "ENTRIES_MAX", 1)
     async with journalled() as it:
         hold(it)
-        waiting = [it.group.create_task(it.driver.core.apply(publish(1)))]
+        waiting = [it.group.create_task(it.driver.core.call(publish(1)))]
         await it.journal.writing.wait()
-        waiting.append(it.group.create_task(it.driver.core.apply(publish(2))))
+        waiting.append(it.group.create_task(it.driver.core.call(publish(2))))
         await turn_the_loop()
         with pytest.raises(StoreUnavailableError):
-            await it.driver.core.apply(publish(3))
+            await it.driver.core.call(publish(3))
         with pytest.raises(StoreUnavailableError):
             await append(it.driver, BUFFER, [fragment(it, 0)])
         it.journal.may_write.set()
@@ -522,15 +521,15 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() ->
         await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
         it.journal.is_lost = True
-        first = it.group.create_task(it.driver.core.apply(publish(1)))
+        first = it.group.create_task(it.driver.core.call(publish(1)))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.core.apply(publish(2)))
+        second = it.group.create_task(it.driver.core.call(publish(2)))
         await turn_the_loop()
         it.journal.may_write.set()
         await first
         await second
         (state,) = it.journal.snapshots
-        await it.driver.core.apply(publish(3))
+        await it.driver.core.call(publish(3))
         rebuilt = BufferSet.restore(state, random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
@@ -545,7 +544,7 @@ async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again() -> 
         told: list[int] = []
         publishing = []
         for version in (1, 2):
-            publishing.append(it.group.create_task(it.driver.core.apply(publish(version))))
+            publishing.append(it.group.create_task(it.driver.core.call(publish(version))))
             await turn_the_loop()
             it.driver.turns.when_settled(partial(told.append, version))
         it.journal.may_write.set()
@@ -588,7 +587,7 @@ async def test_what_is_refused_is_not_written_with_a_turn() -> None:
         (result,) = await append(it.driver, BUFFER, [again], bodies=[b"some"])
         assert result is not None
         assert AdmissionOutcome.DUPLICATE is result.outcome
-        await it.driver.core.apply(publish(1))
+        await it.driver.core.call(publish(1))
         assert [riding(0).payload.payload_id] == list(it.journal.payloads)
         assert [] == it.custodian.deleted
 
@@ -658,7 +657,7 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
         await turn_the_loop()
         hold(it)
         it.journal.is_lost = True
-        it.group.create_task(it.driver.core.apply(publish(1)))
+        it.group.create_task(it.driver.core.call(publish(1)))
         await it.journal.writing.wait()
         it.clock.advance_late(60.0)
         it.custodian.may_confirm.clear()
@@ -696,7 +695,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
                 tasks.append(it.group.create_task(_quietly(partial(_fetch, it, f"r{step}"))))
             elif kind == "publish":
                 version = step // 20
-                publishing = partial(it.driver.core.apply, publish(version))
+                publishing = partial(it.driver.core.call, publish(version))
                 tasks.append(it.group.create_task(_quietly(publishing)))
             elif kind == "cancel" and tasks:
                 rng.choice(tasks).cancel()
@@ -725,14 +724,14 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
 async def _fetch(
     it: Journalled, request_id: str, buffer: BufferName = BUFFER
 ) -> FetchGranted | WaitElapsed:
-    return await it.driver.fetches.fetch(
-        buffer=buffer,
-        request_id=RequestId(request_id),
-        fragment_count=1,
-        wait_s=20.0,
-        rank=0,
-        world_size=1,
-        lease_s=25.0,
+    return await it.driver.fetch(
+        Fetch(
+            buffer=buffer,
+            request_id=RequestId(request_id),
+            fragment_count=1,
+            deadline_at=it.driver.core.clock.now() + 20.0,
+            lease_s=25.0,
+        )
     )
 
 
@@ -770,8 +769,8 @@ async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(ask
         sent = [fragment(it, 0)]
         await append(it.driver, BUFFER, sent)
         calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "answer": lambda: it.driver.core.apply(StartSession(BUFFER, RUN)),
-            "refusal": lambda: it.driver.core.apply(EndSession(BufferName("none"), RUN)),
+            "answer": lambda: it.driver.core.call(StartSession(BUFFER, RUN)),
+            "refusal": lambda: it.driver.core.call(EndSession(BufferName("none"), RUN)),
             "duplicate": lambda: append(it.driver, BUFFER, sent),
         }
         await _until_out_of_date(it)
@@ -813,7 +812,7 @@ _REFUSED_FOR_WHAT_IS_NOT_KNOWN: dict[str, Callable[[Journalled], Awaitable[Any]]
         BufferName("none"), session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),
     "durable_model": lambda it: it.driver.core.durable_model(BufferName("none")),
-    "apply": lambda it: it.driver.core.apply(EndSession(BufferName("none"), RUN)),
+    "apply": lambda it: it.driver.core.call(EndSession(BufferName("none"), RUN)),
     "read": lambda it: it.driver.reading.read(
         BufferName("none"), ReadSpec(after=None), wait_s=0.0, lease_s=None
     ),
@@ -895,7 +894,7 @@ async def test_a_server_that_was_just_displaced_refuses_nobody() -> None:
             await first_sign_of_life(it)
             it.journal.is_taken = True
             told.append(
-                await _outcome(it.driver.core.apply(RenewLease(BUFFER, LeaseId("of another"))))
+                await _outcome(it.driver.core.call(RenewLease(BUFFER, LeaseId("of another"))))
             )
 
     with pytest.raises(ExceptionGroup) as failed:
@@ -910,7 +909,7 @@ async def test_refusals_of_one_moment_share_one_look_at_the_journal() -> None:
         await first_sign_of_life(it)
         seen = it.journal.renewal_count
         renew = RenewLease(BUFFER, LeaseId("of nobody"))
-        calls = [it.group.create_task(_outcome(it.driver.core.apply(renew))) for _ in range(50)]
+        calls = [it.group.create_task(_outcome(it.driver.core.call(renew))) for _ in range(50)]
         refused = [await each for each in calls]
     assert all(isinstance(each, LeaseNotFoundError) for each in refused)
     assert 1 == it.journal.renewal_count - seen
@@ -923,9 +922,9 @@ async def test_a_refusal_that_follows_a_look_at_the_journal_causes_another_one()
         await first_sign_of_life(it)
         hold_renewals(it)
         renew = RenewLease(BUFFER, LeaseId("of nobody"))
-        first = it.group.create_task(_outcome(it.driver.core.apply(renew)))
+        first = it.group.create_task(_outcome(it.driver.core.call(renew)))
         await eventually(it.journal.renewing.is_set, "the journal being asked")
-        second = it.group.create_task(_outcome(it.driver.core.apply(renew)))
+        second = it.group.create_task(_outcome(it.driver.core.call(renew)))
         await turn_the_loop()
         it.journal.may_renew.set()  # Lets through whoever waits, and nobody after.
         it.journal.may_renew.clear()
@@ -943,7 +942,7 @@ async def test_what_was_refused_by_a_turn_is_told_without_another_look() -> None
         seen = it.journal.renewal_count
         deleting = it.group.create_task(it.driver.delete_buffer(DeleteBuffer(BUFFER)))
         await asyncio.sleep(0)
-        outcome = await _outcome(it.driver.core.apply(EndSession(BUFFER, RUN)))
+        outcome = await _outcome(it.driver.core.call(EndSession(BUFFER, RUN)))
         await deleting
     assert isinstance(outcome, BufferNotFoundError)
     assert 0 == it.journal.renewal_count - seen
@@ -957,7 +956,7 @@ async def test_a_refusal_waits_for_a_journal_that_is_away_and_is_told_when_it_is
         await first_sign_of_life(it)
         it.journal.is_down = True
         renew = RenewLease(BUFFER, LeaseId("of nobody"))
-        calling = it.group.create_task(_outcome(it.driver.core.apply(renew)))
+        calling = it.group.create_task(_outcome(it.driver.core.call(renew)))
         seen = it.journal.renewal_count
         await eventually(lambda: it.journal.renewal_count > seen + 1, "it being asked again")
         assert not calling.done()

@@ -32,6 +32,7 @@ from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
     Appended,
+    Fetch,
     Offer,
     Payload,
     PrioritiesUpdated,
@@ -446,7 +447,7 @@ class Trainer(Client):
                 self.ledger.version = (session, version)
 
     async def _start(self, session: str) -> None:
-        await self.insist(lambda driver: driver.core.apply(start_session(session)))
+        await self.insist(lambda driver: driver.core.call(start_session(session)))
 
     async def _publish(self, session: str, version: int) -> None:
         """Publish a version, with weights or without; write them again if they are gone."""
@@ -582,7 +583,7 @@ class Learner(Client):
 
     @staticmethod
     async def _renew(driver: Driver, renew: RenewLease, lease: Lease) -> None:
-        expires_at: float = await driver.core.apply(renew)
+        expires_at: float = await driver.core.call(renew)
         lease.expires_at = max(lease.expires_at, expires_at)
 
     async def _fetch(
@@ -591,14 +592,15 @@ class Learner(Client):
         wait_s = rng.choice([0.0, 0.5, 2.0])
 
         async def fetch(driver: Driver) -> Any:
-            return await driver.fetches.fetch(
-                buffer=DEFAULT_BUFFER,
-                request_id=RequestId(request_id),
-                fragment_count=count,
-                wait_s=wait_s,
-                rank=rank,
-                world_size=world_size,
-                lease_s=None,
+            return await driver.fetch(
+                Fetch(
+                    buffer=DEFAULT_BUFFER,
+                    request_id=RequestId(request_id),
+                    fragment_count=count,
+                    deadline_at=driver.core.clock.now() + wait_s,
+                    rank=rank,
+                    world_size=world_size,
+                )
             )
 
         longest_s = rng.choice([5 * self.fates.plan.delay_s, wait_s + 0.3])
@@ -694,7 +696,7 @@ class Reader(Client):
         self._forget()
         lineage = self.ledger.lineage
         command = Subscribe(DEFAULT_BUFFER, self.subscription, is_retaining=True)
-        await self.insist(lambda driver: driver.core.apply(command))
+        await self.insist(lambda driver: driver.core.call(command))
         if lineage == self.ledger.lineage:
             self.ledger.subscriptions[self.subscription] = -1
 
@@ -770,7 +772,7 @@ class Reader(Client):
         self._attempted = max(self._attempted, cursor)
         try:
             await self.insist(
-                lambda driver: driver.core.apply(Acknowledge(DEFAULT_BUFFER, name, cursor))
+                lambda driver: driver.core.call(Acknowledge(DEFAULT_BUFFER, name, cursor))
             )
         except (SubscriptionNotFoundError, InvalidArgumentError):
             assert lineage != self.ledger.lineage, "what was read cannot be acknowledged"
@@ -801,7 +803,7 @@ class Critic(Client):
 
 
 async def _applied(command: UpdatePriorities, driver: Driver) -> PrioritiesUpdated:
-    return await driver.core.apply(command)
+    return await driver.core.call(command)
 
 
 async def _published(command: PublishModel, driver: Driver) -> Published:

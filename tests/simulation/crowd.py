@@ -35,6 +35,7 @@ from breadbox_server.core.model.events import FetchGranted
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
+    Fetch,
     Fragment,
     ReleaseLease,
     ReleaseMode,
@@ -282,20 +283,19 @@ class _World:
             number += 1
             asked_at = loop.time()
             fetch = partial(
-                driver.fetches.fetch,
-                buffer=BUFFER,
-                request_id=RequestId(f"{rank}-{number}"),
-                fragment_count=BATCH,
-                wait_s=60.0,
-                rank=0,
-                world_size=1,
-                lease_s=None,
+                driver.fetch,
+                Fetch(
+                    buffer=BUFFER,
+                    request_id=RequestId(f"{rank}-{number}"),
+                    fragment_count=BATCH,
+                    deadline_at=driver.core.clock.now() + 60.0,
+                ),
             )
             grant = await self._call(rng, crowd.costs.batch_s, fetch)
             if isinstance(grant, FetchGranted):
                 self.played.fetch_s.append(loop.time() - asked_at)
                 self.played.delivered += BATCH
-                await driver.core.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
+                await driver.core.call(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
 
     async def run(self) -> Played:
         crowd, played, loop = self.crowd, self.played, asyncio.get_running_loop()
@@ -308,7 +308,7 @@ class _World:
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(driver.run())]
-            await driver.core.apply(StartSession(BUFFER, SessionId("run")))
+            await driver.core.call(StartSession(BUFFER, SessionId("run")))
             tasks += [
                 group.create_task(self.produce(driver, each)) for each in range(crowd.producers)
             ]

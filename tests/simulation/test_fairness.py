@@ -10,7 +10,7 @@ from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.model.events import FetchGranted
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
-from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode, StartSession
+from breadbox_server.core.model.inputs import Fetch, ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
 from simulation.loop import SimulatedClock, run_simulated
 from simulation.server import METRICS
@@ -55,18 +55,17 @@ class World:
 
     async def learn(self, driver: Driver) -> None:
         for number in range(CHUNKS_TAKEN // self.take):
-            grant = await driver.fetches.fetch(
-                buffer=BUFFER,
-                request_id=RequestId(f"r{number}"),
-                fragment_count=self.take,
-                wait_s=60.0,
-                rank=0,
-                world_size=1,
-                lease_s=None,
+            grant = await driver.fetch(
+                Fetch(
+                    buffer=BUFFER,
+                    request_id=RequestId(f"r{number}"),
+                    fragment_count=self.take,
+                    deadline_at=driver.core.clock.now() + 60.0,
+                )
             )
             assert isinstance(grant, FetchGranted)
             await asyncio.sleep(self.hold_s * self.take)
-            await driver.core.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
+            await driver.core.call(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
 
     async def run(self) -> None:
         config = BufferConfig(capacity_chunks=8, uses_max=1, full_policy=FullPolicy.BLOCK)
@@ -79,7 +78,7 @@ class World:
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(driver.run())]
-            await driver.core.apply(StartSession(BUFFER, SessionId("run")))
+            await driver.core.call(StartSession(BUFFER, SessionId("run")))
             tasks += [group.create_task(self.produce(driver, each)) for each in range(PRODUCERS)]
             await self.learn(driver)
             for task in tasks:

@@ -15,7 +15,7 @@ from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.events import FetchGranted
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
-from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode, StartSession
+from breadbox_server.core.model.inputs import Fetch, ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.metrics.metrics import Metrics
 from simulation.loop import SimulatedClock, SimulatedLoop, run_simulated
@@ -49,14 +49,13 @@ class World:
 
     def fetch(self, number: int, count: int = 1) -> "asyncio.Task[object]":
         return self.group.create_task(
-            self.driver.fetches.fetch(
-                buffer=BUFFER,
-                request_id=RequestId(f"r{number}"),
-                fragment_count=count,
-                wait_s=10.0,
-                rank=0,
-                world_size=1,
-                lease_s=None,
+            self.driver.fetch(
+                Fetch(
+                    buffer=BUFFER,
+                    request_id=RequestId(f"r{number}"),
+                    fragment_count=count,
+                    deadline_at=self.driver.core.clock.now() + 10.0,
+                )
             )
         )
 
@@ -74,7 +73,7 @@ async def world() -> AsyncIterator[World]:
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.core.apply(StartSession(BUFFER, SessionId("run")))
+        await driver.core.call(StartSession(BUFFER, SessionId("run")))
         yield World(driver, custodian, journal, group)
         running.cancel()
 

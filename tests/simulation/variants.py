@@ -23,7 +23,6 @@ from breadbox_server.journal.storage.interface import (
 )
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import Turns
-from breadbox_server.reading.fetches import Fetches
 from breadbox_server.reading.reads import ReadBody, ReadResult, Reads
 from simulation.faults import World
 from simulation.server import Variant
@@ -68,7 +67,7 @@ class AcknowledgesEarly(Variant):
         return driver
 
 
-class _GreedyFetches(Fetches):
+class _GreedyCore(DurableCore):
     def _give_back(self, outcome: Any) -> None:
         """Forgotten."""
 
@@ -80,7 +79,7 @@ class KeepsUndelivered(Variant):
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
         driver = Driver(buffers, **parts)
-        driver.fetches.__class__ = _GreedyFetches
+        driver.core.__class__ = _GreedyCore
         return driver
 
 
@@ -230,11 +229,11 @@ class RefusesFromMemory(Variant):
 
 
 class _MistakenCore(DurableCore):
-    async def apply(self, command: Input[Any]) -> Any:
+    async def call(self, command: Input[Any]) -> Any:
         if isinstance(command, UpdatePriorities):
             others = [(ChunkId(number + 1), priority) for number, priority in command.priorities]
-            return await super().apply(replace(command, priorities=tuple(others)))
-        return await super().apply(command)
+            return await super().call(replace(command, priorities=tuple(others)))
+        return await super().call(command)
 
 
 class MeetsAnotherChunk(Variant):

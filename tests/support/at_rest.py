@@ -13,7 +13,7 @@ def left_over(driver: Driver) -> dict[str, object]:
     """What is not at rest, by name; empty if everything is."""
     reading = driver.reading
     found: dict[str, object] = {
-        "fetches in progress": driver.fetches.waiting_count,
+        "fetches in progress": driver.core.waiting_count,
         **_of_queue(driver.appends.queue),
         **_of_room(driver.core.buffers),
         **_of_quotas(driver.appends.quotas),
@@ -93,6 +93,6 @@ def _of_leases(leases: ReadLeases) -> dict[str, object]:
 def _of_watchers(what: str, watchers: Watchers) -> dict[str, object]:
     return {
         f"callers {what}": len(watchers),
-        f"buffers of callers {what}": list(watchers.buffers()),
+        f"buffers of callers {what}": list(watchers._of),
         f"holders of callers {what}": list(watchers._of_holder),
     }

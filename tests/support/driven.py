@@ -13,7 +13,7 @@ from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.events import FetchGranted, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
-from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode, StartSession
+from breadbox_server.core.model.inputs import Fetch, ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.metrics.metrics import Metrics
 from support.fake_custodian import FakeCustodian
@@ -42,14 +42,13 @@ class Driven:
     async def fetch(self, count: int, *, wait_s: float = 0.0) -> FetchGranted | WaitElapsed:
         """Fetch as one rank of one, under a request of its own."""
         self.request_count += 1
-        return await self.driver.fetches.fetch(
-            buffer=BUFFER,
-            request_id=RequestId(f"r{self.request_count}"),
-            fragment_count=count,
-            wait_s=wait_s,
-            rank=0,
-            world_size=1,
-            lease_s=None,
+        return await self.driver.fetch(
+            Fetch(
+                buffer=BUFFER,
+                request_id=RequestId(f"r{self.request_count}"),
+                fragment_count=count,
+                deadline_at=self.driver.core.clock.now() + wait_s,
+            )
         )
 
     async def consume(self, count: int) -> None:
@@ -87,7 +86,7 @@ async def driven(
     )
     running = asyncio.get_running_loop().create_task(driver.run())
     try:
-        await driver.core.apply(StartSession(BUFFER, SessionId("run")))
+        await driver.core.call(StartSession(BUFFER, SessionId("run")))
         it = Driven(driver, custodian, clock, registry)
         yield it
         driver.drain()

@@ -11,10 +11,11 @@ from breadbox_server.journal.storage.interface import (
     JournalTakenError,
     JournalUnavailableError,
 )
+from breadbox_server.journal.turn_journal import TurnJournal
 
 
-class FakeJournal:
-    """Implements `breadbox_server.journal.turns.Journal`."""
+class FakeJournal(TurnJournal):
+    """A journal in memory."""
 
     def __init__(self) -> None:
         self.turns: list[list[tuple[float, Any]]] = []

@@ -187,7 +187,7 @@ class AppendQueue:
         pending.error = event.error
         pending.fill(Appended(event.outcome))
         self._pending.pop(pending, None)
-        self._core.when_settled(pending.reply)
+        self._core.turns.when_settled(pending.reply)
 
     async def run(self, core: DurableCore) -> None:
         """Decide what is queued, for ever."""
@@ -230,7 +230,7 @@ class AppendQueue:
             del self._pending[oldest]
             self._leave_queue(oldest)
             # The reply waits until the slice is durable; the next slice does not.
-            self._core.when_settled(oldest.reply)
+            self._core.turns.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
         if taken.fragment_count:

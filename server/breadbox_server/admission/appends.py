@@ -156,15 +156,13 @@ class Appends:
         try:
             if weights is not None and not await self._confirm_weights(weights):
                 raise PayloadMissingError(weights.payload_id)
-            async with self._core.durable_refusals():
-                published = self._core.apply_now(command)
+            published = await self._core.call(command)
             taken = published.weights_taken
         finally:
             # Also when the store's answer was lost, or the caller left meanwhile: the
             # weights may have been confirmed all the same.
             if weights is not None and not taken:
                 self._unowned.add(weights, self._core.clock.now())
-        await self._core.turns.settled()
         return published
 
     async def _confirm_weights(self, weights: Payload) -> bool:

@@ -66,14 +66,14 @@ class LostPayloads:
 
     def is_known(self, payload_id: PayloadId) -> bool:
         """Return True if any buffer refers to a payload, or it is on its way out."""
-        return self._deletions.is_leaving(payload_id) or any(
-            self._core.buffers.refers_to(name, payload_id) for name in self._core.buffers.names()
-        )
+        refers = self._core.buffers.refers_elsewhere(None, payload_id)
+        return refers or self._deletions.is_leaving(payload_id)
 
     async def check_returned(self, command: ReleaseLease) -> None:
         """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`."""
-        async with self._core.durable_refusals():
-            payloads = self._core.buffers[command.buffer].leased_payloads(command.lease_id)
+        payloads = await self._core.look(
+            lambda: self._core.buffers[command.buffer].leased_payloads(command.lease_id)
+        )
         try:
             async with asyncio.timeout(RETURN_CHECK_S):
                 if await self.drop_missing(command.buffer, payloads):
@@ -151,9 +151,7 @@ class LostPayloads:
             return 0
         dropped = 0
         for start in range(0, len(lost), DROP_BATCH):
-            dropped += await self._core.apply(
-                DropPayloads(buffer, lost[start : start + DROP_BATCH])
-            )
+            dropped += await self._core.call(DropPayloads(buffer, lost[start : start + DROP_BATCH]))
         self._metrics.count_lost(buffer, len(lost))
         log.error(
             "the store lost %d payloads of buffer %s: %d fragments dropped",

@@ -51,8 +51,8 @@ class ReplayBuffer:
 
     def __init__(self, state: BufferState) -> None:
         self._state = state
-        self._quiet_until = -inf
-        """While entries are replayed: nothing is due before this instant."""
+        self._due_at = self._first_due()
+        """Nothing is due before this instant."""
 
     @property
     def config(self) -> BufferConfig:
@@ -179,37 +179,41 @@ class ReplayBuffer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
         self.handle_timer(now=now)
         answer: Answer = _HANDLERS[type(input)](self._state, input, now=now)
+        self._due_at = self._first_due()
         return answer
+
+    def refuse_all(self, error: DomainError) -> None:
+        """Turn every waiter away."""
+        granting.refuse_all(self._state, error)
+        waiting.refuse_all(self._state, error)
+        self._state.room.end_all()
+        self._due_at = self._first_due()
 
     def close(self, error: DomainError) -> None:
         """Turn every waiter away and let go of every payload; the buffer is of no use then."""
-        granting.refuse_all(self._state, error)
-        waiting.refuse_all(self._state, error)
+        self.refuse_all(error)
         changes.drop_session(self._state)
         granting.end_all(self._state)
         self._state.tell_disposable()
 
     def next_timer(self) -> float | None:
         """Return the instant at which `handle_timer` has something to do, or None if never."""
+        return None if self._due_at == inf else self._due_at
+
+    def _first_due(self) -> float:
         state = self._state
-        due_at = intake.next_silence(state)
-        lease = state.leases.first_expiry()
-        if lease is not None and (due_at is None or lease.expires_at < due_at):
-            due_at = lease.expires_at
-        deadlines: list[tuple[float, object] | None] = [state.waiters.first_deadline()]
-        if state.room.reservations:
-            deadlines.append(state.room.first_expiry())
-        if state.queue.by_caller:
-            deadlines.append(state.queue.first_deadline())
-        for first in deadlines:
-            if first is not None and (due_at is None or first[0] < due_at):
-                due_at = first[0]
-        return due_at
+        due_at = inf if (silence := intake.next_silence(state)) is None else silence
+        if (lease := state.leases.first_expiry()) is not None:
+            due_at = min(due_at, lease.expires_at)
+        for each in (state.waiters, state.queue):
+            if (deadline := each.first_deadline()) is not None:
+                due_at = min(due_at, deadline[0])
+        expiry = state.room.first_expiry()
+        return due_at if expiry is None else min(due_at, expiry[0])
 
     def handle_timer(self, *, now: float) -> None:
         """Do everything that was due at or before `now`; see `BufferSet.handle_timer`."""
-        due_at = self.next_timer()
-        if due_at is None or due_at > now:
+        if now < self._due_at:
             return
         state = self._state
         ended_count = state.assembly.ended_count
@@ -221,38 +225,32 @@ class ReplayBuffer:
         granting.settle(state, now=now)
         granting.time_out_overdue(state, now=now)
         waiting.time_out_overdue(state, now=now)
+        self._due_at = self._first_due()
 
     def replay(self, entry: Entry, *, now: float) -> None:
         """Apply what is due, then an entry of the journal; no request may be waiting."""
+        self.handle_timer(now=now)
         if isinstance(entry, FragmentTaken):
-            if now >= self._quiet_until:
-                self._be_quiet(now=now)
             intake.carry_out(self._state, entry.fragment, entry.outcome, now=now)
             self._state.tell_disposable()
+            # A chunk that it opens or goes on with is silent for long enough only then.
+            self._due_at = min(self._due_at, now + self._state.config.open_chunk_s)
             return
-        self.handle_timer(now=now)
-        self._quiet_until = -inf
         if isinstance(entry, GrantMade):
             granting.replay(self._state, entry, now=now)
         elif not isinstance(entry, TimePassed):
             _HANDLERS[type(entry)](self._state, entry, now=now)
+        self._due_at = self._first_due()
 
     def replay_run(self, run: Sequence[tuple[float, FragmentTaken]]) -> None:
         """Replay successive fragments, together where that comes to the same."""
-        timer = self.next_timer()
-        is_quiet = timer is None or timer > run[-1][0]
+        self._due_at = self._first_due()
+        is_quiet = run[-1][0] < self._due_at
         if is_quiet and intake.carry_out_run(self._state, [taken for _, taken in run]):
+            self._due_at = self._first_due()
             return
         for now, taken in run:
             self.replay(taken, now=now)
-
-    def _be_quiet(self, *, now: float) -> None:
-        """Do what is due, and note until when fragments alone can make nothing due."""
-        self.handle_timer(now=now)
-        timer = self.next_timer()
-        # A chunk that they open or go on with is silent for long enough only then.
-        silence = now + self._state.config.open_chunk_s
-        self._quiet_until = silence if timer is None else min(timer, silence)
 
     def check_invariants(self) -> None:
         """Assert every invariant that a state alone can show; O(everything held)."""
@@ -263,6 +261,7 @@ class ReplayBuffer:
         state.queue.check_invariants()
         state.leases.check_invariants(state.config.requests_remembered_max)
         state.holdings.subscriptions.check_invariants(state.holdings.closed_count - 1)
+        assert self._due_at <= self._first_due(), "I6: something is due before it is looked for"
         self._check_freshness()
         self._check_payloads()
         self._check_limits()

@@ -62,7 +62,8 @@ class BufferSet:
         """Buffers held at a time."""
         self._buffers: dict[BufferName, ReplayBuffer] = {}
         self._shared = Shared(is_recording=is_recording)
-        self._draining = False
+        self.is_draining = False
+        """Whether fetches and fragments are refused: the server ends."""
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due by `now` (S2), carry out one input to its end, and return its answer.
@@ -76,7 +77,7 @@ class BufferSet:
         if isinstance(input, inputs.DeleteBuffer):
             self._delete(input, now=now)
             return cast(Answer, None)
-        if self._draining and isinstance(input, REFUSED_AT_END):
+        if self.is_draining and isinstance(input, REFUSED_AT_END):
             raise errors.DrainingError
         return buffer.apply(input, now=now)
 
@@ -104,12 +105,10 @@ class BufferSet:
 
         The rest still works, so that learners can release. Idempotent; there is no way back.
         """
-        self._draining = True
-        for name, buffer in self._buffers.items():
+        self.is_draining = True
+        for buffer in self._buffers.values():
             buffer.handle_timer(now=now)
-            granting.refuse_all(self._shared.states[name], errors.DrainingError())
-            waiting.refuse_all(self._shared.states[name], errors.DrainingError())
-            self._shared.states[name].room.end_all()
+            buffer.refuse_all(errors.DrainingError())
 
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""

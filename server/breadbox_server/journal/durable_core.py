@@ -1,25 +1,49 @@
 """The core behind the journal: what it decides takes effect once that is durable.
 
-Only holders of a `DurableCore` touch the core, from the loop's thread, and every input runs to its
-end without an `await`: there is no lock. A turn's effects (replies, grants, deletions) happen once
-it is durable, immediately without a journal.
+Only a `DurableCore` gives the core inputs, from the loop's thread, and every input runs to its end
+without an `await`: there is no lock. A turn's effects (replies, grants, deletions) happen once it
+is durable, immediately without a journal.
+
+    call        one input                        carry_out   several, with what they rest on
+    wait        a fetch; its outcome comes later   look      what is there
+    decide      one of the many of a slice, which `pump` ends
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.errors import AppendsFullError, QuotaExceededError, QuotaFullError
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.description import BufferDescription
-from breadbox_server.core.model.errors import DomainError, DrainingError, WaitersFullError
-from breadbox_server.core.model.events import Event
+from breadbox_server.core.model.errors import (
+    BufferNotFoundError,
+    DomainError,
+    DrainingError,
+    WaitersFullError,
+)
+from breadbox_server.core.model.events import Event, FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, CallerId
-from breadbox_server.core.model.inputs import Answer, Input, ModelState
+from breadbox_server.core.model.inputs import (
+    Answer,
+    CancelFetch,
+    Fetch,
+    Input,
+    ModelState,
+    UndeliveredGrant,
+)
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.turns import Journal, Turns
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.journal.turns import Turns
 from breadbox_server.metrics.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
 
 TOLD_AT_ONCE: Final = (
     AppendsFullError,
@@ -45,29 +69,95 @@ class DurableCore:
         *,
         clock: Clock,
         metrics: Metrics,
-        journal: Journal | None,
+        journal: TurnJournal | None,
         on_events: Callable[[Sequence[Event]], None],
         on_pumped: Callable[[], None],
     ) -> None:
         self.buffers = buffers
-        """The core, to be read; inputs go through `apply`, `apply_now` or `decide`."""
+        """The core, to be read; inputs go through the methods."""
         self.clock = clock
         self._metrics = metrics
         self._on_events = on_events
         self._on_pumped = on_pumped
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
-        self._is_draining = False
         self.undurable_models = 0
+        self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
 
-    async def apply(self, command: Input[Answer]) -> Answer:
+    async def call(self, command: Input[Answer]) -> Answer:
         """Give the core one input; return its answer once durable. A cancel leaves it applied."""
+        return await self.carry_out(partial(self.apply_now, command))
+
+    async def carry_out(self, step: Callable[[], Found]) -> Found:
+        """Run a step that looks at the core and gives it inputs; return its result once durable."""
+        self.turns.check_room()
+        found = await self.look(step)
+        await self.turns.settled()
+        return found
+
+    async def look(self, question: Callable[[], Found]) -> Found:
+        """Return what a question finds in the core; a refusal as in `durable_refusals`."""
+        async with self.durable_refusals():
+            return question()
+
+    async def wait(self, command: Fetch) -> FetchGranted | WaitElapsed:
+        """Give the core a fetch; return its outcome once durable.
+
+        A cancel gives a grant of its own tick back.
+        """
         self.turns.check_room()
         async with self.durable_refusals():
-            answer = self.apply_now(command)
-        await self.turns.settled()
-        return answer
+            try:
+                caller_id = self.decide(command)
+            except BaseException:
+                self.pump()
+                raise
+        future: asyncio.Future[FetchGranted | WaitElapsed]
+        future = self._callers[caller_id] = asyncio.get_running_loop().create_future()
+        self.pump()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._decide_if_buffer_lives(CancelFetch(command.buffer, caller_id))
+            elif future.exception() is None:
+                # The outcome landed in the tick that cancelled us: nobody else will hold it.
+                self._give_back(future.result())
+            self.pump()
+            raise
+        finally:
+            del self._callers[caller_id]
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of fetches in progress: those that wait, and those not yet resumed."""
+        return len(self._callers)
+
+    def take_back(self, granted: FetchGranted) -> None:
+        """Undo a grant whose reply is not sent, because its caller went away."""
+        self._give_back(granted)
+        self.pump()
+
+    def wake(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
+        """Wake the fetch that waits for an outcome, which is durable."""
+        future = self._callers.get(event.caller_id)
+        if future is None or future.done():
+            self._give_back(event)
+        elif isinstance(event, FetchRefused):
+            future.set_exception(event.error)
+        else:
+            future.set_result(event)
+
+    def _give_back(self, outcome: FetchGranted | FetchRefused | WaitElapsed) -> None:
+        if isinstance(outcome, FetchGranted):
+            self._decide_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
+
+    def _decide_if_buffer_lives(self, command: CancelFetch | UndeliveredGrant) -> None:
+        try:
+            self.decide(command)
+        except BufferNotFoundError:
+            log.debug("buffer %s was deleted before a caller's end was reported", command.buffer)
 
     def apply_now(self, command: Input[Answer]) -> Answer:
         """Give the core one input and carry out, or queue, what comes of it."""
@@ -104,28 +194,18 @@ class DurableCore:
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
         """Return the model once it is durable; this waits only right after a change."""
-        async with self.durable_refusals():
-            state = self.buffers[buffer].model
+        state = await self.look(lambda: self.buffers[buffer].model)
         if self.undurable_models:
             await self.turns.settled()
         return state
 
-    def when_settled(self, effect: Callable[[], None]) -> None:
-        """Call an effect once everything decided so far is durable; see `Turns.when_settled`."""
-        self.turns.when_settled(effect)
-
-    def remaining_s(self, expires_at: float) -> float:
-        """Return the seconds from now to an instant of the core, at least 0."""
-        return max(0.0, expires_at - self.clock.now())
-
     def check_serving(self) -> None:
         """Raise DrainingError if the server takes no new work."""
-        if self._is_draining:
+        if self.buffers.is_draining:
             raise DrainingError
 
     def drain(self) -> None:
         """Refuse new fetches and fragments; `pump` is the caller's to call. Idempotent."""
-        self._is_draining = True
         self.buffers.drain(now=self.clock.now())
 
     def pump(self) -> None:

@@ -1,4 +1,4 @@
-"""Turns of entries to records of bytes: the `Journal` that the server's turns go through."""
+"""Turns of entries to records of bytes, and how much of them a restart would replay."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +48,8 @@ class TurnJournal:
         entry_s: float = ENTRY_S_ASSUMED,
     ) -> None:
         self._writer = writer
+        self.carries_payloads = writer.carries_payloads
+        """Whether payloads can be written in one step with a turn."""
         self._chain = chain
         self.sequence = sequence
         self.entry_s = entry_s
@@ -84,11 +86,6 @@ class TurnJournal:
         if written.entry_count >= self._covered.entry_count:
             self._covered = written
 
-    @property
-    def carries_payloads(self) -> bool:
-        """Whether payloads can be written in one step with a turn."""
-        return self._writer.carries_payloads
-
     def hold(self) -> str:
         """Return why there is no room: the backlog is long, or the disk full; "" if there is."""
         if self.pressure < 1.0:
@@ -103,7 +100,7 @@ class TurnJournal:
         entries: Sequence[tuple[float, Entry]],
         payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
     ) -> bool:
-        """Return once the entries of one turn are durable; see `Journal.append`."""
+        """Return once a turn's entries and payloads are durable; False if room has run out."""
         data, chain = frame_turn(self._chain, self.sequence + 1, encode_turn(entries))
         had_room = await self._writer.append(self.sequence + 1, data, payloads)
         self.sequence += 1
@@ -113,7 +110,10 @@ class TurnJournal:
         return had_room
 
     async def renew(self) -> str:
-        """Send a heartbeat, and check that the journal is still ours; see `Journal.renew`."""
+        """Send a heartbeat, check that the journal is ours and whole; return its store's start.
+
+        Another start may have less than the one before. Empty where the journal shows a loss.
+        """
         return await self._writer.renew(self.sequence)
 
     async def begin_again(
@@ -122,7 +122,7 @@ class TurnJournal:
         now: float,
         payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
     ) -> None:
-        """Begin a journal that was lost; see `Journal.begin_again`."""
+        """Begin a lost journal with the core's state after a turn, and the turn's payloads."""
         sequence = self.sequence + 1
         data = frame_snapshot(sequence, encode_snapshot(Snapshot(sequence, now, buffers)))
         await self._writer.begin_again(sequence, data, self.notes, payloads)

@@ -6,12 +6,12 @@ A *turn* gathers what is decided while the last is being written, so that all ca
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.shared.outages import OutageLog
@@ -23,12 +23,12 @@ from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.storage.claims import ALIVE_S, RENEW_S
 from breadbox_server.journal.storage.interface import (
-    NO_PAYLOADS,
     JournalError,
     JournalLostError,
     JournalTakenError,
     JournalUnavailableError,
 )
+from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -46,38 +46,6 @@ TURN_PAYLOADS_MAX: Final = 1024
 """Payloads that are written with one turn,"""
 TURN_PAYLOAD_BYTES_MAX: Final = 2**20
 """and bytes of them: Redis does nothing else meanwhile."""
-
-
-class Journal(Protocol):
-    """Where turns are made durable. One call at a time, in order."""
-
-    @property
-    def carries_payloads(self) -> bool:
-        """Whether payloads can be written in one step with a turn."""
-
-    def hold(self) -> str:
-        """Return why only what makes room should be decided, or "" if more may be taken in."""
-
-    async def append(
-        self,
-        entries: Sequence[tuple[float, Entry]],
-        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
-    ) -> bool:
-        """Return once a turn's entries and payloads are durable; False if room has run out."""
-
-    async def renew(self) -> str:
-        """Send a heartbeat, check that the journal is ours and whole; return its store's start.
-
-        Another start may have less than the one before. Empty where the journal shows a loss.
-        """
-
-    async def begin_again(
-        self,
-        buffers: tuple[BufferSnapshot, ...],
-        now: float,
-        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
-    ) -> None:
-        """Begin a lost journal with the core's state after this turn, and the turn's payloads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +69,7 @@ class Turns:
 
     def __init__(
         self,
-        journal: Journal | None,
+        journal: TurnJournal | None,
         *,
         metrics: Metrics,
         on_lost: Callable[[], tuple[tuple[BufferSnapshot, ...], float]],
@@ -267,7 +235,7 @@ class Turns:
         self._found_ours.set()
         self._found_ours = asyncio.Event()
 
-    async def _renew(self, journal: Journal) -> None:
+    async def _renew(self, journal: TurnJournal) -> None:
         """Send a heartbeat, after which the journal's owner is certain.
 
         Not if another server may have claimed it in a store that was restarted: it may have come
@@ -377,7 +345,7 @@ class Turns:
         since = self._certain_at
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
-    async def _commit(self, journal: Journal) -> None:
+    async def _commit(self, journal: TurnJournal) -> None:
         turn, self._open = self._open, _Turn()
         self._committing = turn
         self._committing_since = asyncio.get_running_loop().time()
@@ -416,7 +384,7 @@ class Turns:
             await self._found_ours.wait()
         return not self._is_lost
 
-    async def _begin_again(self, journal: Journal, turn: _Turn) -> None:
+    async def _begin_again(self, journal: TurnJournal, turn: _Turn) -> None:
         """Write down the core as it is now, which settles this turn and the one behind it."""
         buffers, now = self._on_lost()
         later, self._open = self._open, _Turn()

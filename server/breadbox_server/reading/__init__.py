@@ -1,1 +1,1 @@
-"""Fetches, reads that use nothing up, read leases, inline bodies. For `driver.py` and `rpc`."""
+"""Reads that use nothing up, read leases, inline bodies. For `driver.py` and `rpc`."""

@@ -114,8 +114,6 @@ class Reads:
         self._watchers = Watchers(core.clock, watchers_max)
         self._readers = Watchers(core.clock, watchers_max)
         self._group_watchers = Watchers(core.clock, watchers_max)
-        self._closed_counts: dict[BufferName, int] = {}
-        self._group_end_counts: dict[BufferName, int] = {}
         self._cached: dict[tuple[BufferName, ReadSpec], CachedRead] = {}
         self._arrivals: dict[BufferName, Arrivals] = {}
 
@@ -140,14 +138,12 @@ class Reads:
             )
 
         until = self._core.clock.now() + wait_s
-        async with self._core.durable_refusals():
-            state = self._core.buffers[buffer].model
+        state = await self._core.look(lambda: self._core.buffers[buffer].model)
         # Again after a change that is none to this caller.
         while not differs(state) and (left_s := until - self._core.clock.now()) > 0:
             self._core.check_serving()
             await self._watchers.wait(buffer, left_s, caller.holder(buffer))
-            async with self._core.durable_refusals():
-                state = self._core.buffers[buffer].model
+            state = await self._core.look(lambda: self._core.buffers[buffer].model)
         await self._core.turns.settled()
         return differs(state), state
 
@@ -158,8 +154,9 @@ class Reads:
         until = self._core.clock.now() + wait_s
         while True:
             self._core.check_serving()
-            async with self._core.durable_refusals():
-                ends = self._core.buffers[buffer].group_ends(after, GROUP_ENDS_MAX)
+            ends = await self._core.look(
+                lambda: self._core.buffers[buffer].group_ends(after, GROUP_ENDS_MAX)
+            )
             if ends or (left_s := until - self._core.clock.now()) <= 0:
                 break
             await self._group_watchers.wait(buffer, left_s, caller.holder(buffer))
@@ -186,8 +183,7 @@ class Reads:
         known = spec.known_session_id
         has_waited = False
         while True:
-            async with self._core.durable_refusals():
-                cached = self._cached_read(buffer, spec)
+            cached = await self._core.look(partial(self._cached_read, buffer, spec))
             found = cached.found
             is_news = (
                 found.chunk_count > 0
@@ -256,16 +252,9 @@ class Reads:
     def look_again(self) -> None:
         """Wake readers of buffers that closed chunks or ended groups, once that is durable."""
         self._cached.clear()
-        for buffer in self._group_watchers.buffers():
-            count = self._core.buffers.group_end_count(buffer)
-            if self._group_end_counts.get(buffer) != count:
-                self._group_end_counts[buffer] = count
-                self._core.turns.when_settled(partial(self._group_watchers.wake_in_time, buffer))
-        for buffer in self._readers.buffers():
-            count = self._core.buffers.closed_count(buffer)
-            if self._closed_counts.get(buffer) != count:
-                self._closed_counts[buffer] = count
-                self._core.turns.when_settled(partial(self._readers.wake_in_time, buffer))
+        buffers, when_settled = self._core.buffers, self._core.turns.when_settled
+        self._group_watchers.look_again(buffers.group_end_count, when_settled)
+        self._readers.look_again(buffers.closed_count, when_settled)
 
     @property
     def watcher_count(self) -> int:
@@ -293,13 +282,10 @@ class Reads:
         self._watchers.forget(buffer)
         self._readers.forget(buffer)
         self._group_watchers.forget(buffer)
-        self._group_end_counts.pop(buffer, None)
-        self._closed_counts.pop(buffer, None)
         self._arrivals.pop(buffer, None)
         self.leases.end_of(buffer)
 
     def turn_away(self) -> None:
         """End every wait with DrainingError."""
-        self._watchers.turn_away(DrainingError())
-        self._readers.turn_away(DrainingError())
-        self._group_watchers.turn_away(DrainingError())
+        for watchers in (self._watchers, self._readers, self._group_watchers):
+            watchers.turn_away(DrainingError())

@@ -1,7 +1,7 @@
 """Callers that wait for news of a buffer: of its model, or of its chunks."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from typing import Final
@@ -27,16 +27,14 @@ class Watchers:
         self._of_holder: dict[str, dict[asyncio.Future[None], None]] = {}
         """Waits by holder, the longest first."""
         self._count = 0
+        self._seen: dict[BufferName, int] = {}
+        """Pieces of news ever counted of a buffer, as of the last look."""
         self._woken: dict[BufferName, tuple[float, int]] = {}
         """Time and number of the last wake, by buffer."""
         self._due: dict[BufferName, TimerHandle] = {}
 
     def __len__(self) -> int:
         return self._count
-
-    def buffers(self) -> Iterable[BufferName]:
-        """Return the buffers that a caller waits for news of."""
-        return self._of
 
     async def wait(self, buffer: BufferName, wait_s: float, holder: str) -> None:
         """Return once the buffer's callers are woken, or after `wait_s`.
@@ -81,6 +79,15 @@ class Watchers:
         for future in self._of.get(buffer, ()):
             _wake(future)
 
+    def look_again(
+        self, count: Callable[[BufferName], int], when_settled: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Let the callers of each buffer of which more is counted now look, once it is durable."""
+        for buffer in self._of:
+            if self._seen.get(buffer) != (counted := count(buffer)):
+                self._seen[buffer] = counted
+                when_settled(partial(self.wake_in_time, buffer))
+
     def is_gathering(self, buffer: BufferName) -> bool:
         """Return True if news is gathered: right after very many wakes, but never at the limit."""
         return self._count < self._limit and self._due_at(buffer) > self._clock.now()
@@ -99,6 +106,7 @@ class Watchers:
         """Wake the callers of a deleted buffer, and remember nothing of it."""
         self.wake(buffer)
         self._woken.pop(buffer, None)
+        self._seen.pop(buffer, None)
         if (due := self._due.pop(buffer, None)) is not None:
             due.cancel()
 

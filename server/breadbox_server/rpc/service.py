@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from breadbox_server.core.model.inputs import (
     CreateBuffer,
     DeleteBuffer,
     EndSession,
+    Fetch,
     PublishModel,
     ReleaseLease,
     RenewLease,
@@ -121,7 +123,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.EndSessionRequest, context: Context
     ) -> pb.EndSessionResponse:
         """End a session."""
-        await self._driver.core.apply(
+        await self._driver.core.call(
             EndSession(convert.buffer_name(request.buffer), SessionId(request.session_id))
         )
         return pb.EndSessionResponse()
@@ -230,14 +232,16 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.FetchFragmentsResponse:
         """Wait for fragments."""
         inline_bytes_max = self._inline_bytes_max(request)
-        outcome = await self._driver.fetches.fetch(
-            buffer=convert.buffer_name(request.buffer),
-            request_id=RequestId(request.request_id),
-            fragment_count=request.fragment_count,
-            wait_s=_wait_s(request, context),
-            rank=request.rank,
-            world_size=request.world_size or 1,
-            lease_s=convert.lease_s(request),
+        outcome = await self._driver.fetch(
+            Fetch(
+                buffer=convert.buffer_name(request.buffer),
+                request_id=RequestId(request.request_id),
+                fragment_count=request.fragment_count,
+                deadline_at=self._driver.core.clock.now() + _wait_s(request, context),
+                rank=request.rank,
+                world_size=request.world_size or 1,
+                lease_s=convert.lease_s(request),
+            )
         )
         if not isinstance(outcome, FetchGranted):
             return pb.FetchFragmentsResponse(
@@ -246,7 +250,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         try:
             bodies = await self._driver.bodies.read(outcome.fragments, inline_bytes_max)
         except asyncio.CancelledError:
-            self._driver.fetches.take_back(outcome)
+            self._driver.core.take_back(outcome)
             raise
         response = pb.FetchFragmentsResponse()
         # In place: what is handed to a constructor is copied, payloads and all.
@@ -262,10 +266,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.GetPreparedFragmentsRequest, context: Context
     ) -> pb.GetPreparedFragmentsResponse:
         """List all shares of a granted request."""
-        async with self._driver.core.durable_refusals():
-            granted = self._driver.core.buffers[convert.buffer_name(request.buffer)].prepared(
-                RequestId(request.request_id)
-            )
+        buffer, core = convert.buffer_name(request.buffer), self._driver.core
+        granted = await core.look(
+            lambda: core.buffers[buffer].prepared(RequestId(request.request_id))
+        )
         await self._driver.turns.settled()
         response = pb.GetPreparedFragmentsResponse()
         convert.add_references(granted, response.fragments)
@@ -314,9 +318,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Make a named cursor."""
         buffer, name = convert.buffer_name(request.buffer), SubscriptionName(request.name)
         after = request.after_chunk_id if request.HasField("after_chunk_id") else None
-        await self._driver.core.apply(Subscribe(buffer, name, request.retaining, after))
-        async with self._driver.core.durable_refusals():
-            found = self._driver.reading.subscriptions(buffer)
+        await self._driver.core.call(Subscribe(buffer, name, request.retaining, after))
+        found = await self._driver.core.look(partial(self._driver.reading.subscriptions, buffer))
         created = [convert.to_subscription(*each) for each in found if each[0].name == name]
         return pb.CreateSubscriptionResponse(subscription=created[0] if created else None)
 
@@ -324,7 +327,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.AcknowledgeChunksRequest, context: Context
     ) -> pb.AcknowledgeChunksResponse:
         """Move a named cursor forward."""
-        await self._driver.core.apply(
+        await self._driver.core.call(
             Acknowledge(
                 convert.buffer_name(request.buffer),
                 SubscriptionName(request.subscription),
@@ -338,7 +341,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.DeleteSubscriptionResponse:
         """Delete a named cursor."""
         buffer, name = convert.buffer_name(request.buffer), SubscriptionName(request.name)
-        await self._driver.core.apply(Unsubscribe(buffer, name))
+        await self._driver.core.call(Unsubscribe(buffer, name))
         self._metrics.forget_subscription(buffer, name)
         return pb.DeleteSubscriptionResponse()
 
@@ -372,7 +375,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.UpdatePrioritiesRequest, context: Context
     ) -> pb.UpdatePrioritiesResponse:
         """Set priorities of chunks, and evict others."""
-        done = await self._driver.core.apply(convert.priorities(request))
+        done = await self._driver.core.call(convert.priorities(request))
         return pb.UpdatePrioritiesResponse(**done._asdict())
 
     async def CreateBuffer(
@@ -390,11 +393,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.UpdateBufferRequest, context: Context
     ) -> pb.UpdateBufferResponse:
         """Change the limits of a buffer."""
-        name = convert.buffer_name(request.name)
-        async with self._driver.core.durable_refusals():
-            current = self._driver.core.buffers[name].config
+        name, core = convert.buffer_name(request.name), self._driver.core
+        current = await core.look(lambda: core.buffers[name].config)
         wanted = convert.updated_config(request, current, self._default_config)
-        await self._driver.core.apply(UpdateBuffer(name, wanted))
+        await core.call(UpdateBuffer(name, wanted))
         return pb.UpdateBufferResponse(buffer=self._buffer(name))
 
     async def DeleteBuffer(
@@ -483,9 +485,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ReportEpisodesResponse:
         """Count episodes, and keep workers' reports; all, or, if one is malformed, nothing."""
         buffer, driver = convert.buffer_name(request.buffer), self._driver
-        async with driver.core.durable_refusals():
-            # Refused if there is no such buffer.
-            _ = driver.core.buffers[buffer]
+        await driver.core.look(lambda: driver.core.buffers[buffer])  # Refused if there is none.
         count = len(request.episodes) + len(request.workers)
         check_int("workers", len(request.workers), 0, REPORT_WORKERS_MAX)
         check_int("episodes", len(request.episodes), 0 if request.workers else 1, EPISODES_MAX)
@@ -554,7 +554,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             buffer.state.hold = self._driver.appends.hold() or self._driver.store_watch.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
-        remaining_s = self._driver.core.remaining_s(expires_at)
+        remaining_s = max(0.0, expires_at - self._driver.core.clock.now())
         return pb.Lease(lease_id=lease_id, remaining_duration=convert.to_duration(remaining_s))
 
 
