@@ -255,6 +255,13 @@ def test_ends_are_returned_in_order_after_a_number_and_at_most_so_many() -> None
     assert [] == buffer.group_ends(5, 100)
 
 
+def test_a_number_beyond_the_latest_end_is_of_an_earlier_buffer_and_misses_no_end() -> None:
+    world = world_of_groups(fragments_per_chunk=1)
+    append_all(world, ("a", 0), ("b", 0))
+    expected = [("a", "complete", 1), ("b", "complete", 1)]
+    assert [expected[1:], [], expected] == [ends(world, after) for after in (1, 2, 3)]
+
+
 def test_where_producers_wait_a_partial_group_waits_for_room_and_is_not_dropped() -> None:
     world = world_of_groups(capacity_chunks=1, full_policy=FullPolicy.BLOCK, group_min=1)
     append_all(world, ("a", 0), ("a", 1), ("a", 2), ("b", 0))

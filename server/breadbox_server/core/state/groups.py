@@ -124,7 +124,11 @@ class Groups(Assembly):
         self._ends = {each.end_number: each for each in sorted(ended, key=_END_NUMBER)}
 
     def ends_after(self, number: int, count_max: int) -> list[GroupEnd]:
-        """Return the first ends after the one of a number; O(all ends after it)."""
+        """Return the first ends after the one of a number; O(all ends after it).
+
+        A number that no group has had is of an earlier buffer of the name: all ends are after it.
+        """
+        number = number if number <= self.ended_count else 0
         later: list[int] = []
         for each in reversed(self._ends):
             if each <= number:
