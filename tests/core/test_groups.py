@@ -369,6 +369,10 @@ def test_a_size_that_changes_between_groups_does_not_change_those_that_ended() -
     ("limits", "problem"),
     [
         ({"group_min": -1}, "group_min"),
+        (
+            {"assembly": AssemblyPolicy.GROUPS, "open_chunk_s": 0.999},
+            "open_chunk_s must be at least 1 s in a buffer of groups, got 0.999",
+        ),
         ({"group_min": 3, "fragments_per_chunk": 2}, "at most fragments_per_chunk"),
     ],
 )
