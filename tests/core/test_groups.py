@@ -1,6 +1,7 @@
 """Groups: members in any order, from any worker; a group ends as a whole, and that is told."""
 
 import random
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from breadbox_server.core.model.inputs import (
     ReleaseMode,
     Settle,
 )
+from breadbox_server.core.state.groups import Groups
 from core.world import World, indices
 from support.metadata import make_fragment
 
@@ -315,6 +317,34 @@ def test_the_oldest_ended_group_makes_room_for_another_and_open_ones_do_not() ->
     assert [ADMITTED] == append_all(world, ("c", 0))
     assert [] == ends(world), "forgotten with its group"
     assert [ADMITTED] == append_all(world, ("a", 1))
+
+
+def test_no_group_is_looked_for_among_those_that_all_hold_something_until_one_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search goes through all, and producers with too many groups would cause one each."""
+    searched = [0]
+    original = Groups.first_idle
+
+    def first_idle(groups: Groups, senders: Container[WorkerId]) -> WorkerId | None:
+        searched[0] += 1
+        return original(groups, senders)
+
+    monkeypatch.setattr(Groups, "first_idle", first_idle)
+    world = world_of_groups(workers_max=2)
+    first = make_fragment("a", 0)
+    world.offer(first)
+    append_all(world, ("b", 0))
+    for _ in range(5):
+        with pytest.raises(WorkersFullError):
+            world.append("c", 0)
+    assert [1] == searched
+    world.drop(first.payload.payload_id)
+    assert [ADMITTED] == append_all(world, ("c", 0))
+    with pytest.raises(WorkersFullError):
+        world.append("d", 0)
+    world.start("s1")
+    assert [ADMITTED] * 2 == append_all(world, ("e", 0), ("f", 0), session_id="s1")
 
 
 def test_a_fetch_is_counted_in_whole_groups() -> None:
