@@ -363,7 +363,7 @@ class Client(ProcessBound):
         SchemaMismatchError, and nothing of it is admitted. Producers that do not say a name are not
         compared. At most 16 names, and 512 printable characters for a name or text.
         """
-        self._context.origin = dict(origin)
+        self._context.origin = operations.Origin(dict(origin))
 
     def append(
         self,

@@ -480,6 +480,18 @@ def test_stats_show_gauges_and_counters(address: str, fake: FakeService) -> None
     assert "fragments_stale" not in text
 
 
+def test_stats_count_groups_as_such(address: str, fake: FakeService) -> None:
+    grouped = pb.ListBuffersResponse()
+    grouped.CopyFrom(LISTED)
+    grouped.buffers[0].config.assembly = buffer_pb2.ASSEMBLY_POLICY_GROUPS
+    fake.will("ListBuffers", LISTED, grouped)
+    counted = [
+        [line.split()[0] for line in run("stats", server=address).stdout.splitlines() if line]
+        for _ in range(2)
+    ]
+    assert [(True, False), (False, True)] == [("workers" in it, "groups" in it) for it in counted]
+
+
 def test_stats_call_a_limit_that_is_none_without_end_and_fit_a_terminal(
     address: str, fake: FakeService
 ) -> None:

@@ -635,6 +635,44 @@ def announced(world: OperationWorld) -> list[list[int]]:
     ]
 
 
+def test_an_origin_is_said_once_in_each_session_and_again_when_it_is_declared_anew(
+    store: "RecordingStore",
+) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", *[reply(ADMITTED)] * 5)
+    for text in ("A", "B"):
+        world.context.origin = operations.Origin({"wrappers": text})
+        append(world)
+        append(world)
+    world.run(operations.append_many(world.context, "b", [vector_fragment(0, session_id="next")]))
+    said = [
+        [dict(schema.origin) for schema in request.schemas]
+        for request in world.requests("AppendFragments")
+    ]
+    a, b = [{"wrappers": "A"}], [{"wrappers": "B"}]
+    assert [a, [], b, [], b] == said
+
+
+def test_an_origin_declared_while_an_append_is_sent_is_said_with_the_next(
+    store: "RecordingStore",
+) -> None:
+    world = OperationWorld(store=store)
+    world.context.origin = operations.Origin({"wrappers": "A"})
+
+    def declare(call: Any) -> AppendReply:
+        world.context.origin = operations.Origin({"wrappers": "B"})
+        return reply(ADMITTED)
+
+    world.will("AppendFragments", declare, reply(ADMITTED))
+    append(world)
+    append(world)
+    said = [
+        [schema.origin["wrappers"] for schema in request.schemas]
+        for request in world.requests("AppendFragments")
+    ]
+    assert [["A"], ["B"]] == said
+
+
 def test_payloads_are_written_before_they_are_announced(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
 

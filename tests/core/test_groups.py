@@ -1,6 +1,7 @@
 """Groups: members in any order, from any worker; a group ends as a whole, and that is told."""
 
 import random
+from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from breadbox_server.core.model.inputs import (
     ReleaseMode,
     Settle,
 )
+from breadbox_server.core.state.groups import Groups
 from core.world import World, indices
 from support.metadata import make_fragment
 
@@ -255,6 +257,13 @@ def test_ends_are_returned_in_order_after_a_number_and_at_most_so_many() -> None
     assert [] == buffer.group_ends(5, 100)
 
 
+def test_a_number_beyond_the_latest_end_is_of_an_earlier_buffer_and_misses_no_end() -> None:
+    world = world_of_groups(fragments_per_chunk=1)
+    append_all(world, ("a", 0), ("b", 0))
+    expected = [("a", "complete", 1), ("b", "complete", 1)]
+    assert [expected[1:], [], expected] == [ends(world, after) for after in (1, 2, 3)]
+
+
 def test_where_producers_wait_a_partial_group_waits_for_room_and_is_not_dropped() -> None:
     world = world_of_groups(capacity_chunks=1, full_policy=FullPolicy.BLOCK, group_min=1)
     append_all(world, ("a", 0), ("a", 1), ("a", 2), ("b", 0))
@@ -310,6 +319,34 @@ def test_the_oldest_ended_group_makes_room_for_another_and_open_ones_do_not() ->
     assert [ADMITTED] == append_all(world, ("a", 1))
 
 
+def test_no_group_is_looked_for_among_those_that_all_hold_something_until_one_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search goes through all, and producers with too many groups would cause one each."""
+    searched = [0]
+    original = Groups.first_idle
+
+    def first_idle(groups: Groups, senders: Container[WorkerId]) -> WorkerId | None:
+        searched[0] += 1
+        return original(groups, senders)
+
+    monkeypatch.setattr(Groups, "first_idle", first_idle)
+    world = world_of_groups(workers_max=2)
+    first = make_fragment("a", 0)
+    world.offer(first)
+    append_all(world, ("b", 0))
+    for _ in range(5):
+        with pytest.raises(WorkersFullError):
+            world.append("c", 0)
+    assert [1] == searched
+    world.drop(first.payload.payload_id)
+    assert [ADMITTED] == append_all(world, ("c", 0))
+    with pytest.raises(WorkersFullError):
+        world.append("d", 0)
+    world.start("s1")
+    assert [ADMITTED] * 2 == append_all(world, ("e", 0), ("f", 0), session_id="s1")
+
+
 def test_a_fetch_is_counted_in_whole_groups() -> None:
     world = world_of_groups(capacity_chunks=4)
     with pytest.raises(InvalidArgumentError, match="multiple"):
@@ -362,6 +399,10 @@ def test_a_size_that_changes_between_groups_does_not_change_those_that_ended() -
     ("limits", "problem"),
     [
         ({"group_min": -1}, "group_min"),
+        (
+            {"assembly": AssemblyPolicy.GROUPS, "open_chunk_s": 0.999},
+            "open_chunk_s must be at least 1 s in a buffer of groups, got 0.999",
+        ),
         ({"group_min": 3, "fragments_per_chunk": 2}, "at most fragments_per_chunk"),
     ],
 )

@@ -96,6 +96,18 @@ def test_producers_of_another_origin_are_refused_in_its_session_also_after_a_res
             other.append(vector_fragment(0, session_id="third"))
 
 
+def test_an_origin_declared_anew_is_compared_as_well(server: ServerProcess) -> None:
+    with breadbox.connect(server.address) as client:
+        client.start_session("s")
+        client.declare_origin({"wrappers": "none"})
+        assert ADMITTED == client.append(vector_fragment(0)).outcome
+        client.declare_origin({"wrappers": "Normalize()"})
+        with pytest.raises(SchemaMismatchError, match="none wanted, Normalize"):
+            client.append(vector_fragment(1))
+        client.declare_origin({"wrappers": "none"})
+        assert ADMITTED == client.append(vector_fragment(1)).outcome
+
+
 def test_a_buffer_may_take_any_schema(server: ServerProcess) -> None:
     config = BufferConfig(schema=SchemaPolicy.ANY)
     with breadbox.connect(server.address, buffer="mixed") as client:

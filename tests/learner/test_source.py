@@ -625,10 +625,19 @@ def test_a_limit_that_nothing_exceeds_changes_nothing() -> None:
     source.close()
 
 
-@pytest.mark.parametrize(("at_grant", "how"), [(4, "RETURNED"), (6, "CONSUMED")])
-def test_a_draw_too_stale_as_a_whole_is_returned_unless_it_came_so(at_grant: int, how: str) -> None:
+@pytest.mark.parametrize(
+    ("draw", "at_grant", "how"),
+    [
+        ((3, 3, 3, 3), 4, "RETURNED"),
+        ((3, 4, 3, 4), 6, "RETURNED"),  # In part.
+        ((3, 3, 3, 3), 6, "CONSUMED"),
+    ],
+)
+def test_a_draw_too_stale_as_a_whole_is_returned_unless_all_of_it_came_so(
+    draw: tuple[int, ...], at_grant: int, how: str
+) -> None:
     """If returned again and again it would be granted again and again."""
-    client, source, now = aging(3, 3, 3, 3, 7, 7, 7, 7, at_grant=at_grant, max_staleness_at_use=2)
+    client, source, now = aging(*draw, 7, 7, 7, 7, at_grant=at_grant, max_staleness_at_use=2)
     now[0] = 7
     assert [4, 5, 6, 7] == rows_of(source.next(never))
     assert [ReleaseMode[how], None] == client.ends

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
 from breadbox_server.core.model.errors import (
     BufferNotFoundError,
     DomainError,
@@ -33,6 +33,7 @@ from breadbox_server.core.model.ids import (
 )
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
+    CreateBuffer,
     DeleteBuffer,
     EndSession,
     Fetch,
@@ -58,6 +59,7 @@ from support.manual_timers import ManualTimers
 from support.metadata import make_fragment, written_fragment
 
 BUFFER = BufferName("default")
+GROUPS = BufferName("groups")
 RUN = SessionId("run")
 
 
@@ -203,6 +205,23 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
         it.journal.may_write.set()
         await publishing
         assert 7 == (await asking).model_version
+
+
+async def test_the_end_of_a_group_is_told_only_when_it_is_durable() -> None:
+    """Else a caller would go on after a number that another group has once the server crashed."""
+    async with journalled() as it:
+        config = BufferConfig(assembly=AssemblyPolicy.GROUPS)
+        await it.driver.core.apply(CreateBuffer(GROUPS, config))
+        await it.driver.core.apply(StartSession(GROUPS, RUN))
+        hold(it)
+        appending = it.group.create_task(append(it.driver, GROUPS, [fragment(it, 0)]))
+        await it.journal.writing.wait()
+        asking = it.group.create_task(it.driver.reading.group_ends(GROUPS, 0, wait_s=60.0))
+        await turn_the_loop()
+        assert not asking.done()
+        it.journal.may_write.set()
+        await appending
+        assert [1] == [each.number for each in await asking]
 
 
 async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written() -> None:

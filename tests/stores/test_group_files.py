@@ -137,10 +137,10 @@ def test_few_payloads_and_those_beside_a_large_one_have_files_of_their_own(
 
 
 def test_a_file_ends_at_its_bound_of_bytes_and_of_places(world: World) -> None:
-    large = payloads_of(40, GROUPED_SIZE_BYTES_MAX)
+    large = payloads_of(48, GROUPED_SIZE_BYTES_MAX)  # Three files that are filled to the byte.
     many = payloads_of(2 * GROUP_PLACES + 1, 60)
     references = world.confirmed(large)
-    assert -(-40 * GROUPED_SIZE_BYTES_MAX // GROUP_BYTES_MAX) == len(world.files)
+    assert 48 * GROUPED_SIZE_BYTES_MAX / GROUP_BYTES_MAX == len(world.files)
     assert all(path.stat().st_size <= TABLE_BYTES + GROUP_BYTES_MAX for path in world.files)
     assert large == read_back(world.store, references)
     references = world.confirmed(many)

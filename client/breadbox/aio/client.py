@@ -203,7 +203,7 @@ class Client(ProcessBound):
     # Writing fragments -------------------------------------------------------------------------
 
     def declare_origin(self, origin: Mapping[str, str]) -> None:
-        self._context.origin = dict(origin)
+        self._context.origin = operations.Origin(dict(origin))
 
     async def append(
         self,

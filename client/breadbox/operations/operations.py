@@ -182,6 +182,15 @@ class StoreSlot:
             store.close()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """What was declared of later fragments."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    known: set[tuple[str, str]] = field(default_factory=set)
+    """Buffers and sessions in which the server knows it."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Context:
     """The dependencies of operations; all are injected."""
@@ -197,10 +206,8 @@ class Context:
     slot: StoreSlot = field(default_factory=StoreSlot)
     waits: Outages = field(init=False)
     """Waits for room: no outages, since the server answers."""
-    origin: Mapping[str, str] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin)
     """What the client's fragments come from; said with each schema that is declared."""
-    origin_known: frozenset[tuple[str, str]] = frozenset()
-    """Buffers and sessions in which the server knows it."""
     has_answered: bool = field(default=False, init=False)
     """True once the server answered; it never becomes False again, so threads need no lock."""
     route: Route = field(init=False)
@@ -883,6 +890,7 @@ class _Appending:
         fragments: Sequence[Fragment],
     ) -> None:
         self._context = context
+        self._origin = context.origin
         self._buffer = buffer
         self._store = store
         self._fragments = fragments
@@ -997,8 +1005,8 @@ class _Appending:
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         options = self._context.options
-        origin = self._context.origin
-        is_new = bool(origin and self._places(pending) - self._context.origin_known)
+        origin = self._origin.texts
+        is_new = bool(origin and self._places(pending) - self._origin.known)
         waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
         left_s = max(0.0, options.append_wait_s - waited_s)
         return calls.announce_fragments(
@@ -1031,9 +1039,9 @@ class _Appending:
         left, missing, refused = self._sort(pending, reply.results)
         if refused:
             yield from _discard(context, self._store, refused)
-        if context.origin:
+        if self._origin.texts:
             taken = [p for p in pending if self._results[p].outcome is AdmissionOutcome.ADMITTED]
-            context.origin_known |= self._places(taken)
+            self._origin.known.update(self._places(taken))
         if missing:
             yield from self._rewrite(missing)
         if len(missing) < len(pending):

@@ -138,6 +138,7 @@ def outage_text(description: BufferDescription) -> str:
 
 def _gauges(description: BufferDescription) -> Table:
     state, config = description.state, description.config
+    senders = "groups" if config.assembly is AssemblyPolicy.GROUPS else "workers"
     lines = [
         ("chunks", frame.count_text(state.chunk_count), _of(config.capacity_chunks)),
         (
@@ -153,7 +154,7 @@ def _gauges(description: BufferDescription) -> Table:
         ),
         ("leases", frame.count_text(state.lease_count), _of(config.leases_max)),
         ("waiters", frame.count_text(state.waiter_count), _of(config.waiters_max)),
-        ("workers", frame.count_text(state.worker_count), _of(config.workers_max)),
+        (senders, frame.count_text(state.worker_count), _of(config.workers_max)),
         ("staleness", staleness_text(description), _at_most(config.staleness_max)),
     ]
     return frame.rows(frame.table("", "#now", "limit"), lines)

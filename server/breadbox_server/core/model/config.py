@@ -7,6 +7,8 @@ from enum import Enum
 from breadbox_server.core.model.errors import InvalidArgumentError
 
 DAY_S = 86_400.0
+GROUP_SILENCE_S_MIN = 1.0
+"""Shortest `open_chunk_s` of groups: so often each that waits for room looks for it."""
 FRAGMENT_INDEX_MAX = 2**48
 """Largest fragment index accepted; a larger one is a caller's bug, not a long run."""
 MODEL_VERSION_MAX = 2**53
@@ -138,6 +140,12 @@ class BufferConfig:
             )
         if self.fragments_per_chunk > 1024:
             raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
+        if self.assembly is AssemblyPolicy.GROUPS and self.open_chunk_s < GROUP_SILENCE_S_MIN:
+            raise InvalidArgumentError(
+                "open_chunk_s",
+                f"must be at least {GROUP_SILENCE_S_MIN:g} s in a buffer of groups, "
+                f"got {self.open_chunk_s:g}",
+            )
         if self.group_min > self.fragments_per_chunk:
             raise InvalidArgumentError(
                 "group_min",

@@ -433,7 +433,15 @@ def _has_all_workers(state: BufferState) -> bool:
 
 
 def _first_idle(state: BufferState) -> WorkerId | None:
-    return state.assembly.first_idle(state.payloads.counts)
+    """Return a worker that can be forgotten, or None; of groups only a change is looked at."""
+    assembly, payloads = state.assembly, state.payloads
+    as_of = payloads.freed_count, len(assembly.workers)
+    if isinstance(assembly, Groups) and assembly.none_idle == as_of:
+        return None
+    idle = assembly.first_idle(payloads.counts)
+    if isinstance(assembly, Groups) and idle is None:
+        assembly.none_idle = as_of
+    return idle
 
 
 def _share_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> None:

@@ -49,6 +49,8 @@ class Groups(Assembly):
         super().__init__(fragments_per_chunk)
         self._on_end = on_end
         self._ends: dict[int, Worker] = {}
+        self.none_idle = (-1, -1)
+        """Groups ever freed, and remembered, when none that holds nothing was found."""
 
     def preview(
         self, worker: Worker | None, fragment: Fragment, reserved_count: int = 0
@@ -111,6 +113,7 @@ class Groups(Assembly):
     def discard_all(self) -> list[Fragment]:
         """Give up every open group, the longest silent first, and forget every group."""
         self._ends.clear()
+        self.none_idle = (-1, -1)
         return super().discard_all()
 
     def forget(self, worker_id: WorkerId) -> None:
@@ -124,7 +127,11 @@ class Groups(Assembly):
         self._ends = {each.end_number: each for each in sorted(ended, key=_END_NUMBER)}
 
     def ends_after(self, number: int, count_max: int) -> list[GroupEnd]:
-        """Return the first ends after the one of a number; O(all ends after it)."""
+        """Return the first ends after the one of a number; O(all ends after it).
+
+        A number that no group has had is of an earlier buffer of the name: all ends are after it.
+        """
+        number = number if number <= self.ended_count else 0
         later: list[int] = []
         for each in reversed(self._ends):
             if each <= number:

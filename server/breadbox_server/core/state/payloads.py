@@ -26,6 +26,8 @@ class PayloadLedger:
         self.owners: dict[PayloadId, Owner] = {}
         self.counts: dict[WorkerId, int] = {}
         """Payloads referred to, by the worker that sent them."""
+        self.freed_count = 0
+        """Times that a worker's last one was let go of."""
         self.disposable: list[Payload] = []
         """What was let go of and has not been reported yet, in order (P2)."""
         self.referred_bytes = 0
@@ -59,6 +61,7 @@ class PayloadLedger:
                 counts[worker_id] = left
             else:
                 del counts[worker_id]
+                self.freed_count += 1
 
     def take_weights(self, weights: Payload) -> None:
         """Refer to a model's weights."""
