@@ -149,7 +149,8 @@ class Lease(Granted):
         Each iteration blocks until the next batch is loaded.
 
         Args:
-            batch_size: Fragments per batch, at least 1; the last batch may be shorter.
+            batch_size: Fragments per batch, at least 1; the last batch may be shorter. Of groups,
+                any batch may be: a group that fits into a batch is not divided.
             device: Device of torch tensors, such as "cuda", or None for numpy arrays.
             columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
             **options: Fields of `breadbox.types.LoaderOptions`, such as `prefetch_batches` or

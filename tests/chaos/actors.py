@@ -8,6 +8,7 @@ ends nobody. `--rolls-back` says that the books may go back to an earlier state 
 """
 
 import argparse
+import itertools
 import random
 import signal
 import sys
@@ -35,6 +36,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import ReleaseMode
+from chaos.groups import GROUP_SIZE, PREFIX, Generator, Member, told
 from chaos.ledger import Ledger
 
 STEPS = 4
@@ -42,11 +44,14 @@ CODECS = ("raw", "zstd")
 """Of a payload that goes to the store itself, and of one that rides along with the call."""
 SESSION = "chaos"
 FRAGMENTS_PER_CHUNK = 2
-KINDS = ("producer", "learner", "rank", "reader", "subscriber", "mirror", "publisher")
+KINDS = ("producer", "learner", "rank", "reader", "subscriber", "watcher", "mirror", "publisher")
+PRODUCERS = 3
 DEADLINE_S = 8.0
 """Of one call: longer than most silences of a run, and shorter than some."""
 CATCH_UP_S = 30.0
 BATCH_SIZE = 32
+MISSES_MAX = 5
+"""Draws in a row that find a mirror empty which was not just before."""
 LATE_BATCHES = 256
 """Draws whose priorities come after so many others, at most."""
 
@@ -85,6 +90,16 @@ def contents(worker_id: str, fragment_index: int, width: int) -> np.ndarray:
     return numbers.astype(np.float32)
 
 
+def next_observation(worker_id: str, fragment_index: int, width: int) -> np.ndarray:
+    """What a fragment leads to: float32[width].
+
+    For a worker that is where the next one begins; no member of a group leads to another.
+    """
+    follows = 1 if not worker_id.startswith(PREFIX) else GROUP_SIZE
+    after: np.ndarray = contents(worker_id, fragment_index + follows, width)[0]
+    return after
+
+
 def make_fragment(worker_id: str, fragment_index: int, version: int, width: int) -> Fragment:
     flags = np.zeros(STEPS, np.bool_)
     return Fragment(
@@ -100,7 +115,7 @@ def make_fragment(worker_id: str, fragment_index: int, version: int, width: int)
         truncated=flags,
         first=flags,
         episode_id=np.zeros(STEPS, np.int64),
-        next_obs=contents(worker_id, fragment_index + 1, width)[0],
+        next_obs=next_observation(worker_id, fragment_index, width),
         extras={
             "worker": np.full(STEPS, worker_id, "U24"),
             "index": np.full(STEPS, fragment_index, np.int64),
@@ -108,24 +123,34 @@ def make_fragment(worker_id: str, fragment_index: int, version: int, width: int)
     )
 
 
+def in_order(name: str, rng: random.Random) -> Callable[[int], list[Member]]:
+    """Make what names the next fragments of a worker that never existed before."""
+    indices = itertools.count()
+
+    def following(version: int) -> list[Member]:
+        return [(name, next(indices), version) for _ in range(rng.randint(1, 6))]
+
+    return following
+
+
 def produce(
     client: breadbox.Client,
     ledger: Ledger,
-    name: str,
+    following: Callable[[int], list[Member]],
     rng: random.Random,
     *,
     width: int,
     rolls_back: bool,
 ) -> None:
-    """Append fragments of a worker that never existed before."""
+    """Append what comes next, which may be nothing."""
     stop = Stop()
-    index = 0
     while not stop.is_set:
         model = patiently(ledger, lambda: client.watch_model(None, max_wait_s=0))
         version = model.model_version if model is not None and model.model_version else 0
-        count = rng.randint(1, 6)
-        fragments = [make_fragment(name, index + k, version, width) for k in range(count)]
-        ledger.note("appending", worker=name, index=index, count=count)
+        members = following(version)
+        fragments = [make_fragment(*member, width) for member in members]
+        identities = [(name, index) for name, index, _ in members]
+        ledger.note("appending", fragments=identities)
         try:
             results = patiently(
                 ledger, partial(client.append_many, fragments, codecs=rng.choice(CODECS))
@@ -136,15 +161,14 @@ def produce(
                 raise
             ledger.note("refused", error=str(error))
             results = []
-        for k, result in enumerate(results):
+        for (name, index), result in zip(identities, results, strict=False):
             ledger.note(
                 "appended",
                 worker=name,
-                index=index + k,
+                index=index,
                 outcome=result.outcome.value,
                 first=result.first_outcome.value,
             )
-        index += count
         time.sleep(rng.uniform(0.0, 0.05))
 
 
@@ -190,14 +214,16 @@ def work_on(lease: breadbox.types.Lease, ledger: Ledger, rng: random.Random) -> 
     ledger.note("released", lease=lease.lease_id, mode=mode.value)
 
 
-def learn(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random) -> None:
+def learn(
+    client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random, per_chunk: int
+) -> None:
     """Fetch and release, alone."""
     stop = Stop()
     count = 0
     while not stop.is_set:
         fetch = partial(
             client.fetch,
-            fragment_count=FRAGMENTS_PER_CHUNK * rng.randint(1, 4),
+            fragment_count=per_chunk * rng.randint(1, 4),
             max_wait_s=2.0,
             request_id=f"{name}-{count}",
         )
@@ -211,7 +237,13 @@ def learn(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random
 
 
 def learn_as_rank(
-    client: breadbox.Client, ledger: Ledger, name: str, rng: random.Random, rank: int, first: int
+    client: breadbox.Client,
+    ledger: Ledger,
+    rng: random.Random,
+    *,
+    rank: int,
+    first: int,
+    per_chunk: int,
 ) -> None:
     """Fetch and release as one of two ranks that agree on their requests by counting."""
     stop = Stop()
@@ -220,7 +252,7 @@ def learn_as_rank(
         ledger.note("rank", number=number)
         fetch = partial(
             client.fetch,
-            fragment_count=FRAGMENTS_PER_CHUNK * 4,
+            fragment_count=per_chunk * 4,
             max_wait_s=2.0,
             request_id=f"ranks-{number}",
             rank=rank,
@@ -295,6 +327,16 @@ def note_read(
     )
 
 
+def watch_ends(client: breadbox.Client, ledger: Ledger) -> None:
+    """Wait for the ends of groups, from the first one on."""
+    stop = Stop()
+    after = 0
+    while not stop.is_set:
+        ends = patiently(ledger, partial(client.group_ends, after, max_wait_s=1.0))
+        ledger.note("ends", after=after, ends=[told(each) for each in ends])
+        after = ends[-1].number if ends else after
+
+
 def learn_from_mirror(
     client: breadbox.Client, ledger: Ledger, rng: random.Random, capacity: int
 ) -> None:
@@ -305,7 +347,7 @@ def learn_from_mirror(
     """
     stop = Stop()
     with ReplayMirror(client, capacity_steps=capacity, seed=rng.getrandbits(32)) as mirror:
-        noted = -1
+        noted, misses = -1, 0
         late: deque[StepBatch] = deque(maxlen=LATE_BATCHES)
         while not stop.is_set:
             ledger.asking()
@@ -317,9 +359,12 @@ def learn_from_mirror(
             try:
                 batch = mirror.sample(BATCH_SIZE, prioritised=Prioritised())
             except InvalidRequestError:
-                if len(mirror):
+                # The buffer was set back since: the mirror begins anew, empty, and fills again.
+                misses += 1
+                if misses == MISSES_MAX:
                     raise
-                continue  # The buffer was set back since: the mirror begins anew, empty.
+                continue
+            misses = 0
             found = mirror.priorities(batch.handle)
             if not is_right(batch):
                 ledger.note("wrong", handles=batch.handle.tolist())
@@ -358,10 +403,9 @@ def is_right(steps: StepBatch) -> bool:
         strict=True,
     )
     for worker, index, step, obs, next_obs in rows:
-        here = contents(worker, index, width)
-        there = here if step + 1 < STEPS else contents(worker, index + 1, width)
-        is_same = np.array_equal(here[int(step)], obs)
-        if not (is_same and np.array_equal(there[(int(step) + 1) % STEPS], next_obs)):
+        here, after = contents(worker, index, width), int(step) + 1
+        there = here[after] if after < STEPS else next_observation(worker, index, width)
+        if not (np.array_equal(here[after - 1], obs) and np.array_equal(there, next_obs)):
             return False
     return True
 
@@ -430,25 +474,38 @@ def main() -> int:
     parser.add_argument("--capacity", type=int, default=0, help="steps that a mirror keeps")
     parser.add_argument("--width", type=int, default=64, help="numbers in an observation")
     parser.add_argument("--rolls-back", action="store_true")
+    parser.add_argument("--number", type=int, default=0, help="of a producer, among all")
+    parser.add_argument("--groups", action="store_true", help="members of groups, in any order")
     options = parser.parse_args()
     ledger = Ledger(options.folder / f"{options.name}.ledger")
     rng = random.Random(options.seed)
+    per_chunk = GROUP_SIZE if options.groups else FRAGMENTS_PER_CHUNK
     with breadbox.connect(options.server, reconnect_s=60.0, deadline_s=DEADLINE_S) as client:
         try:
             match options.kind:
                 case "producer":
+                    following = in_order(options.name, rng)
+                    if options.groups:
+                        following = Generator(options.number, PRODUCERS, rng).next_members
                     produce(
-                        *(client, ledger, options.name, rng),
+                        *(client, ledger, following, rng),
                         width=options.width,
                         rolls_back=options.rolls_back,
                     )
                 case "learner":
-                    learn(client, ledger, options.name, rng)
+                    learn(client, ledger, options.name, rng, per_chunk)
                 case "rank":
-                    learn_as_rank(client, ledger, options.name, rng, options.rank, options.first)
+                    learn_as_rank(
+                        *(client, ledger, rng),
+                        rank=options.rank,
+                        first=options.first,
+                        per_chunk=per_chunk,
+                    )
                 case "reader" | "subscriber":
                     subscribes = options.kind == "subscriber"
                     follow(client, ledger, options.name, rng, subscribes=subscribes)
+                case "watcher":
+                    watch_ends(client, ledger)
                 case "mirror":
                     learn_from_mirror(client, ledger, rng, options.capacity)
                 case "publisher":

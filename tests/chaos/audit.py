@@ -12,6 +12,7 @@ from breadbox.mirror.storage.step_storage import CHUNK_STEP_BITS
 from breadbox.model.errors import SchemaMismatchError, WaitElapsedError
 from breadbox.model.types import AdmissionOutcome, FragmentMetadata, PayloadReference, ReleaseMode
 from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS, content_of
+from chaos.groups import GROUP_MIN, GROUP_SIZE, GroupAudit
 from chaos.ledger import read_ledgers
 from chaos.tally import Tally
 from chaos.worlds import World
@@ -21,6 +22,8 @@ from support.fsck_process import MUST_BE_0, fsck_report
 STALENESS_MAX = 3
 USES_MAX = 2
 SETTLE_S = 120.0
+PROBES = 256
+"""Fragments of which the server is asked at a time whether it knows them."""
 
 Identity = tuple[str, int]
 
@@ -34,6 +37,7 @@ class Audit:
         client: To the server.
         tally: Knows what is excused.
         empties_redis: Whether payloads may be missing at any time.
+        has_groups: Whether chunks are groups.
         keeps_all: Whether nothing left the buffer, and mirrors have to hold all of it.
     """
 
@@ -45,6 +49,7 @@ class Audit:
         tally: Tally,
         *,
         empties_redis: bool,
+        has_groups: bool,
         keeps_all: bool,
     ) -> None:
         self._world = world
@@ -52,13 +57,17 @@ class Audit:
         self._tally = tally
         self._empties_redis = empties_redis
         self._keeps_all = keeps_all
-        self._per_chunk = 1 if keeps_all else FRAGMENTS_PER_CHUNK
+        self._has_groups = has_groups
+        self._per_chunk = GROUP_SIZE if has_groups else 1 if keeps_all else FRAGMENTS_PER_CHUNK
         self._lines = list(read_ledgers(folder))
-        self._appended = {
-            (line["worker"], line["index"]): line
-            for line in self._of("appended")
-            if "admitted" in (line["outcome"], line["first"])
-        }
+        self._appended: dict[Identity, dict[str, Any]] = {}
+        for line in self._of("appended"):
+            # Several producers may be told of a member: what is not excused counts.
+            if "admitted" in (line["outcome"], line["first"]):
+                identity = line["worker"], line["index"]
+                before = self._appended.get(identity)
+                if before is None or tally.is_rolled_back(before):
+                    self._appended[identity] = line
 
     def run(self) -> None:
         self._tally.appended = len(self._appended)
@@ -69,6 +78,8 @@ class Audit:
         self._check_mirrors()
         if self._keeps_all:
             self._check_that_mirrors_hold_all()
+        if self._has_groups:
+            GroupAudit(self._lines, self._client, self._tally).run()
         self._check_counters()
         self._check_acknowledged()
         self._check_store()
@@ -210,7 +221,7 @@ class Audit:
             self._tally.mirrored += len(line["fragments"])
             for handle, worker, index in line["fragments"]:
                 fragment, mirror = (worker, index), line["ledger"]
-                if index >= written[worker]:
+                if (worker, index) not in written:
                     self._tally.wrong.append(f"{mirror} has {fragment}, which nobody wrote")
                 if handles.setdefault((mirror, fragment), handle) != handle:
                     self._blame("double", f"{mirror} took {fragment} in twice")
@@ -220,12 +231,11 @@ class Audit:
         self._tally.late = sum({line["ledger"]: line["late"] for line in lines}.values())
         self._check_what_mirrors_skipped()
 
-    def _written(self) -> Counter[str]:
-        """Fragments of each worker that it wrote, whether or not it was answered."""
-        written: Counter[str] = Counter()
-        for line in self._of("appending"):
-            written[line["worker"]] = line["index"] + line["count"]
-        return written
+    def _written(self) -> set[Identity]:
+        """What was written, whether or not its writer was answered."""
+        return {
+            (worker, index) for line in self._of("appending") for worker, index in line["fragments"]
+        }
 
     def _check_what_mirrors_skipped(self) -> None:
         """A chunk that a mirror did not take in is one that it said it skipped.
@@ -264,7 +274,7 @@ class Audit:
             found[worker].append(index)
         acknowledged: Counter[str] = Counter(worker for worker, _ in self._appended)
         answered: Counter[str] = Counter(line["worker"] for line in self._of("appended"))
-        for worker, written in self._written().items():
+        for worker, written in Counter(worker for worker, _ in self._written()).items():
             # A worker that was killed while it asked does not know what became of that.
             may_be = acknowledged[worker] + written - answered[worker]
             least, most = acknowledged[worker], may_be
@@ -294,10 +304,11 @@ class Audit:
             self._tally.lost.append(
                 f"{counters['chunks_closed']} chunks closed, {state.chunk_count} held, {left} left"
             )
-        in_chunks = self._per_chunk * counters["chunks_closed"]
-        if counters["fragments_admitted"] != in_chunks + discarded:
+        closed, in_chunks = counters["chunks_closed"], counters["fragments_admitted"] - discarded
+        least = GROUP_MIN if self._has_groups else self._per_chunk
+        if not least * closed <= in_chunks <= self._per_chunk * closed:
             self._tally.lost.append(
-                f"{counters['fragments_admitted']} fragments admitted, {in_chunks} in chunks, "
+                f"{counters['fragments_admitted']} fragments admitted, {closed} chunks closed, "
                 f"{discarded} discarded"
             )
         sure = sum(not self._tally.is_rolled_back(line) for line in self._appended.values())
@@ -307,33 +318,49 @@ class Audit:
             )
 
     def _check_acknowledged(self) -> None:
-        """The server still knows the last fragment that each worker was told is in."""
+        """The server still knows the last fragment that each worker was told is in.
+
+        Of a group it knows all.
+        """
         latest: dict[str, int] = {}
+        members: list[Identity] = []
         for (worker, index), line in self._appended.items():
             if self._tally.is_rolled_back(line):
-                self._tally.younger += not self._is_known(worker, index)
+                self._tally.younger += not self._is_known((worker, index))
+            elif self._has_groups:
+                members.append((worker, index))
             else:
                 latest[worker] = max(index, latest.get(worker, -1))
+        for start in range(0, len(members), PROBES):
+            probed = members[start : start + PROBES]
+            if self._is_known(*probed):
+                continue
+            latest |= {
+                worker: index for worker, index in probed if not self._is_known((worker, index))
+            }
         for worker, index in latest.items():
-            if not self._is_known(worker, index):
+            if not self._is_known((worker, index)):
                 self._tally.lost.append(f"{worker}/{index} was acknowledged and is not known")
 
-    def _is_known(self, worker: str, index: int) -> bool:
-        """Whether the server answers DUPLICATE for an identity, whatever its payload."""
-        probe = FragmentMetadata(
-            worker_id=worker,
-            fragment_index=index,
-            session_id=SESSION,
-            model_version_min=0,
-            model_version_max=0,
-            payload=PayloadReference("0" * 32, 1),
-            step_count=STEPS,
-        )
+    def _is_known(self, *identities: Identity) -> bool:
+        """Whether the server answers DUPLICATE for all of these, whatever their payloads."""
+        probes = [
+            FragmentMetadata(
+                worker_id=worker,
+                fragment_index=index,
+                session_id=SESSION,
+                model_version_min=0,
+                model_version_max=0,
+                payload=PayloadReference("0" * 32, 1),
+                step_count=STEPS,
+            )
+            for worker, index in identities
+        ]
         try:
-            (result,) = self._client.service.append_fragments([probe]).results
+            results = self._client.service.append_fragments(probes).results
         except SchemaMismatchError:
-            return False  # It is judged as a new one, which has no schema.
-        return result.outcome is AdmissionOutcome.DUPLICATE
+            return False  # One is judged as a new one, which has no schema.
+        return {AdmissionOutcome.DUPLICATE} == {result.outcome for result in results}
 
     def _check_store(self) -> None:
         """Books and store agree byte for byte once orphans had their time."""
@@ -355,7 +382,7 @@ class Audit:
     def _check_that_nothing_is_left(self) -> None:
         """The session's end leaves no payload, no lease, no waiter."""
         with contextlib.suppress(WaitElapsedError):
-            lease = self._client.fetch(fragment_count=FRAGMENTS_PER_CHUNK, max_wait_s=0)
+            lease = self._client.fetch(fragment_count=self._per_chunk, max_wait_s=0)
             lease.release(ReleaseMode.CONSUMED)
         self._client.end_session(SESSION)
         try:

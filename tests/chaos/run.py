@@ -24,9 +24,10 @@ if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
 import breadbox  # noqa: E402 - the tests' own packages are found only now
-from chaos.actors import FRAGMENTS_PER_CHUNK  # noqa: E402
+from chaos.actors import FRAGMENTS_PER_CHUNK, PRODUCERS  # noqa: E402
 from chaos.audit import SETTLE_S, STALENESS_MAX, USES_MAX, Audit  # noqa: E402
 from chaos.faults import LASTS_S, OF_DISK, OF_REDIS, WEIGHTS, Faults  # noqa: E402
+from chaos.groups import GROUP_MIN, GROUP_SIZE  # noqa: E402
 from chaos.ledger import read_ledgers  # noqa: E402
 from chaos.servers import Servers  # noqa: E402
 from chaos.tally import Tally  # noqa: E402
@@ -45,6 +46,12 @@ LIMITS = (
 )
 LIMITS_OF_ALL = ("--preset", "off-policy", "--fragments-per-chunk", "1")
 """Of a buffer that keeps everything for as long as a run takes."""
+LIMITS_OF_GROUPS = (
+    *("--preset", "groups", "--fragments-per-chunk", str(GROUP_SIZE)),
+    *("--group-min", str(GROUP_MIN), "--capacity-chunks", "60"),
+    *("--staleness-max", str(STALENESS_MAX), "--uses-max", str(USES_MAX)),
+)
+SAMPLERS = ("oldest_first", "newest_first", "uniform", "freshest_first", "prioritised")
 SERVER_OPTIONS = (
     *("--lease-s", str(LEASE_S), "--unannounced-s", str(UNANNOUNCED_S), "--open-chunk-s", "3"),
     *("--snapshot-entries", "400", "--drain-grace-s", "1"),
@@ -72,6 +79,8 @@ class Options:
     """Whether nothing leaves the buffer, and a mirror holds all of it: nobody fetches."""
     has_standby: bool = False
     """Whether there are two servers, of which one leads; only over Redis."""
+    has_groups: bool = False
+    """Whether producers send members of groups; a seed chooses sampler and full policy."""
     is_told: bool = False
     """Whether each fault is written down as it happens."""
 
@@ -113,6 +122,8 @@ class Actor:
         extra = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
         if self._chaos.rolls_back:
             extra.append("--rolls-back")
+        if self._chaos.options.has_groups:
+            extra.append("--groups")
         with (self._chaos.folder / f"{self.name}.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -179,7 +190,14 @@ class Chaos:
         self.folder = options.folder
         self.rng = random.Random(options.seed)
         self.tally = Tally()
+        self._began_at = time.monotonic()
         self._server_count = 0
+        self._limits: tuple[str, ...] = LIMITS_OF_ALL if options.keeps_all else LIMITS
+        if options.has_groups:
+            policy = self.rng.choice(("evict", "block"))
+            varied = ("--sampler", self.rng.choice(SAMPLERS), "--full-policy", policy)
+            self.say(" ".join(varied))
+            self._limits = (*LIMITS_OF_GROUPS, *varied)
         self.server: ServerProcess | Servers
         if options.has_standby:
             pair = [self.new_server("--standby") for _ in range(2)]
@@ -192,14 +210,17 @@ class Chaos:
             Actor(self, "mirror", "mirror", capacity=capacity),
             Actor(self, "mirror", "small-mirror", capacity=CAPACITY_STEPS_OF_FEW),
         ]
+        self.producers = [
+            Actor(self, "producer", f"producer-{number}", number=number)
+            for number in range(PRODUCERS)
+        ]
         self.actors = [
-            *(Actor(self, "producer", f"producer-{number}") for number in range(3)),
+            *self.producers,
             *([] if options.keeps_all else self._users()),
             *self.mirrors,
             self.publisher,
         ]
         self._faults = Faults(self, set(options.faults))
-        self._began_at = time.monotonic()
 
     def _users(self) -> list[Actor]:
         """Whoever uses chunks up, or misses none of them."""
@@ -208,6 +229,7 @@ class Chaos:
             *(Actor(self, "rank", f"rank-{number}", rank=number) for number in range(2)),
             Actor(self, "reader", "reader"),
             Actor(self, "subscriber", "subscriber"),
+            *([Actor(self, "watcher", "watcher")] if self.options.has_groups else []),
         ]
 
     @property
@@ -218,9 +240,8 @@ class Chaos:
     def new_server(self, *arguments: str) -> ServerProcess:
         """A server on this store that does not run yet."""
         self._server_count += 1
-        limits = LIMITS_OF_ALL if self.options.keeps_all else LIMITS
         return ServerProcess(
-            *(*self.world.server_arguments, *limits, *SERVER_OPTIONS, *arguments),
+            *(*self.world.server_arguments, *self._limits, *SERVER_OPTIONS, *arguments),
             log=self.folder / f"server-{self._server_count}.log",
         )
 
@@ -301,8 +322,13 @@ class Chaos:
 
     def finish(self) -> None:
         """Let everybody stop, and balance the books."""
+        if self.options.has_groups:
+            # Where producers wait for room, a partial group waits until learners have made some.
+            self._stop(self.producers)
+            self._wait_for_groups()
         # Mirrors last: they end with all that there is, and those of a moment ago have yet to come.
-        self._stop([each for each in self.actors if each not in self.mirrors])
+        stopped = [*self.mirrors, *(self.producers if self.options.has_groups else [])]
+        self._stop([each for each in self.actors if each not in stopped])
         eventually_sync(
             lambda: all(each.is_at_work() or each.has_ended() for each in self.mirrors),
             "every mirror being at work",
@@ -313,8 +339,17 @@ class Chaos:
             Audit(
                 *(self.folder, self.world, client, self.tally),
                 empties_redis="empty-redis" in self._faults.names,
+                has_groups=self.options.has_groups,
                 keeps_all=self.options.keeps_all,
             ).run()
+
+    def _wait_for_groups(self) -> None:
+        with breadbox.connect(self.server.address, reconnect_s=SETTLE_S) as client:
+            eventually_sync(
+                lambda: client.get_buffer().state.open_chunk_count == 0,
+                "every group ending",
+                within_s=SETTLE_S,
+            )
 
     def _stop(self, actors: list[Actor]) -> None:
         """Let these end after what they are doing."""
@@ -367,6 +402,9 @@ def main() -> int:
     parser.add_argument(
         "--standby", action="store_true", help="two servers on one journal, over Redis alone"
     )
+    parser.add_argument(
+        "--groups", action="store_true", help="producers send members of groups, in any order"
+    )
     parser.add_argument("--verbose", action="store_true", help="tell each fault as it happens")
     parser.add_argument("--keep", type=Path, help="folder for ledgers and logs; must not exist")
     parsed = parser.parse_args()
@@ -399,6 +437,7 @@ def main() -> int:
                     faults=faults,
                     kills_min=parsed.kills_min,
                     has_standby=parsed.standby,
+                    has_groups=parsed.groups,
                     is_told=parsed.verbose,
                 )
             )

@@ -1,6 +1,7 @@
 """The rules of groups, in the naive model's plain lists: what is a worker there is a group here."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from breadbox_server.core.model.config import FullPolicy
 from breadbox_server.core.model.errors import (
@@ -96,7 +97,7 @@ class NaiveGroups(NaiveBuffer):
 
     def admit(self, worker: NaiveWorker, fragment: Fragment, now: float) -> None:
         self.shrink_bytes(self.config.capacity_bytes - fragment.payload.size_bytes)
-        worker.open.append(fragment)
+        worker.open.append(replace(fragment, discontinuity=True))
         self.touch(worker, now)
         if len(worker.open) == self.config.fragments_per_chunk:
             self.close(worker, "complete")

@@ -44,8 +44,10 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "ChunkHoldings", ForgetfulHoldings)
 
 
-def test_buffer_keeps_its_rules_under_any_sequence_of_inputs() -> None:
-    run_state_machine_as_test(BufferMachine, settings=SETTINGS)
+@pytest.mark.parametrize("example_count", long_but(1, (80, SETTINGS.max_examples)))
+def test_buffer_keeps_its_rules_under_any_sequence_of_inputs(example_count: int) -> None:
+    some = settings(SETTINGS, max_examples=example_count)
+    run_state_machine_as_test(BufferMachine, settings=some)
 
 
 @pytest.mark.parametrize("seed", long_but(8, range(WALK_COUNT)))

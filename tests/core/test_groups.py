@@ -69,6 +69,13 @@ def test_members_in_any_order_of_several_groups_are_delivered_by_group_in_member
     assert [("b", "complete", 3), ("a", "complete", 3)] == ends(world)
 
 
+def test_no_member_goes_on_where_another_ends() -> None:
+    """As readers see it who join the fragments of a worker: mirrors, episodes, returns."""
+    world = world_of_groups()
+    append_all(world, ("a", 0), ("a", 1), ("a", 2))
+    assert [True] * SIZE == [each.fragment.discontinuity for each in world.granted(SIZE).fragments]
+
+
 def test_a_group_of_one_is_a_chunk_at_once_and_its_end_is_told() -> None:
     world = world_of_groups(fragments_per_chunk=1)
     assert [ADMITTED, ADMITTED] == append_all(world, ("a", 0), ("b", 0))

@@ -69,9 +69,13 @@ class Maker:
         is_odd = schema == "any" and index % 2 == 1
         width = self._arguments.width + (index % 3 if schema == "any" else 0)
         flags = np.zeros(len(items), np.bool_)
+        worker, number = self._arguments.name, index
+        per_chunk = self._arguments.per_chunk
+        if per_chunk > 1:  # Members of a group, the last one first.
+            worker, number = f"{worker}.{index // per_chunk}", per_chunk - 1 - index % per_chunk
         return Fragment(
-            worker_id=self._arguments.name,
-            fragment_index=index,
+            worker_id=worker,
+            fragment_index=number,
             session_id=self._arguments.buffer,
             model_version_min=version,
             model_version_max=version,
@@ -365,7 +369,14 @@ def fetch(
     return lease
 
 
-def consume(client: breadbox.Client, ledger: Ledger, count: int, wait_s: float = WAIT_S) -> int:
+def consume(
+    client: breadbox.Client,
+    ledger: Ledger,
+    count: int,
+    wait_s: float = WAIT_S,
+    *,
+    per_chunk: int = 1,
+) -> int:
     """Use so many fragments, or as many as there are; gives their number."""
     used = 0
     while used < count:
@@ -373,7 +384,7 @@ def consume(client: breadbox.Client, ledger: Ledger, count: int, wait_s: float =
             lease = fetch(client, ledger, min(BATCH, count - used), wait_s)
         except WaitElapsedError:
             try:
-                lease = fetch(client, ledger, 1, 0.0)
+                lease = fetch(client, ledger, per_chunk, 0.0)
             except WaitElapsedError:
                 return used
         ledger.note("releasing", lease=lease.lease_id)
@@ -392,6 +403,7 @@ class Learner:
 
     def __init__(self, arguments: argparse.Namespace, ledger: Ledger, stack: ExitStack) -> None:
         self._session = arguments.buffer
+        self._per_chunk = arguments.per_chunk
         self._ledger = ledger
         self._client = stack.enter_context(connect_from_environment())
         self._lease: breadbox.types.Lease | None = None
@@ -402,7 +414,7 @@ class Learner:
 
     def consume(self, count: int) -> None:
         """Use so many fragments."""
-        consume(self._client, self._ledger, count)
+        consume(self._client, self._ledger, count, per_chunk=self._per_chunk)
 
     def resume(self, version: int) -> None:
         """Go on with the session at a version that is the next one, with weights for it."""
@@ -478,6 +490,7 @@ def main() -> int:
     parser.add_argument("--buffer", required=True)
     parser.add_argument("--schema", required=True)
     parser.add_argument("--width", type=int, required=True)
+    parser.add_argument("--per-chunk", type=int, required=True)
     parser.add_argument("--team", type=int, required=True)
     parser.add_argument("--life", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)

@@ -38,6 +38,8 @@ class Books:
     config: BufferConfig
     is_by_step: bool = False
     """Whether each step counts for itself, as where a producer cuts fragments where it likes."""
+    per_chunk: int = 1
+    """Fragments that come, go and are used together."""
     acknowledged: list[Items] = field(default_factory=list)
     """Fragments that producers were told are in."""
     unanswered: set[Items] = field(default_factory=set)
@@ -101,7 +103,7 @@ class Books:
         assert self.config.capacity_chunks is not None
         oldest = self._version - self.config.staleness_max
         self.shelf = {each: version for each, version in self.shelf.items() if version >= oldest}
-        while self.evicts and len(self.shelf) > self.config.capacity_chunks:
+        while self.evicts and len(self.shelf) > self.per_chunk * self.config.capacity_chunks:
             del self.shelf[next(iter(self.shelf))]
             self.evicted += 1
 
@@ -145,7 +147,7 @@ class Books:
     def problems_of_reader(self) -> list[str]:
         """What the retaining subscription neither was given nor was told to have missed."""
         missed = [each for each in self.acknowledged if each not in self.read]
-        if len(missed) <= (self.skipped if self.evicts else 0):
+        if len(missed) <= (self.per_chunk * self.skipped if self.evicts else 0):
             return []
         return [_told(f"not read, {self.skipped} told as missed", missed)]
 
@@ -155,9 +157,16 @@ def by_step(fragments: Iterable[Items]) -> list[Items]:
     return [(number,) for items in fragments for number in items]
 
 
-def books_of(folder: Path, buffer: str, config: BufferConfig, *, is_by_step: bool = False) -> Books:
+def books_of(
+    folder: Path,
+    buffer: str,
+    config: BufferConfig,
+    *,
+    is_by_step: bool = False,
+    per_chunk: int = 1,
+) -> Books:
     """Add up the ledgers of a buffer's clients; see `Books`."""
-    books = Books(config, is_by_step)
+    books = Books(config, is_by_step, per_chunk)
     for line in sorted(lines_of(folder, buffer), key=lambda line: float(line["at"])):
         books.take_down(line)
     return books

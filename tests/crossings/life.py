@@ -82,6 +82,7 @@ class Team:
             "team": self.number,
             "schema": setting.schema,
             "width": WIDTHS[setting.path],
+            "per-chunk": setting.per_chunk,
         }
         environment = partial(self._world.environment, self.buffer, role)
         return Actor(self._world.folder, self.buffer, kind, options, environment)
@@ -174,7 +175,9 @@ class Life:
         if self.setting.producer in ("cleanrl", "minestudio"):
             return
         found = (config.staleness_max, config.uses_max, config.full_policy)
-        if found != LIMITS[self.setting.preset] or config.capacity_chunks != CAPACITY:
+        if found != LIMITS[self.setting.preset] or config.capacity_chunks != (
+            CAPACITY // self.setting.per_chunk
+        ):
             raise WrongError(f"the limits are {config}")
 
     def _fill(self) -> None:
@@ -192,7 +195,7 @@ class Life:
 
     def _holds(self, team: Team, count: int) -> bool:
         """Whether a buffer holds so many fragments or more, those under lease aside."""
-        return self._describe(team).state.chunk_count >= count
+        return self._describe(team).state.chunk_count * self.setting.per_chunk >= count
 
     def _return_a_lease(self) -> None:
         """Take some of a full buffer, and give them back, while producers wait for room."""
@@ -388,7 +391,7 @@ class Life:
             if [mine.buffer] != [each.name for each in client.list_buffers()]:
                 raise WrongError(f"{mine.buffer} sees {client.list_buffers()}")
         # What one team is done with is no matter of the other's.
-        self._consume(mine, 1)
+        self._consume(mine, self.setting.per_chunk)
         self._see_model(theirs)
 
     def _drain(self) -> None:
@@ -469,7 +472,8 @@ class Life:
         held = self._held(team)
         books = self._books(team)
         problems = books.problems(held, team.number)
-        counters = self._describe(team).state.counters
+        state = self._describe(team).state
+        counters = state.counters
         given_up = {
             name: counters[f"chunks_evicted_{name}"]
             for name in ("payload_lost", "quarantined", "deleted", "session_ended")
@@ -477,11 +481,21 @@ class Life:
         }
         if given_up:
             problems.append(f"chunks were given up: {given_up}")
-        if books.evicted != counters["chunks_evicted_capacity"]:
-            problems.append(
-                f"{books.evicted} had to leave for others, "
-                f"{counters['chunks_evicted_capacity']} are counted"
-            )
+        evicted = self.setting.per_chunk * counters["chunks_evicted_capacity"]
+        if books.evicted != evicted:
+            problems.append(f"{books.evicted} had to leave for others, {evicted} are counted")
+        if self.setting.assembly == "groups":
+            problems += self._problems_of_ends(team, state)
+        return problems
+
+    def _problems_of_ends(self, team: Team, state: breadbox.types.BufferState) -> list[str]:
+        """Each group ends once, whole; what became of its chunk changes the end at most."""
+        ends = self._client(team, "learner").group_ends()
+        problems = [str(each) for each in ends if each.reason.value in ("partial", "incomplete")]
+        there = sum(each.member_count for each in ends) + state.open_fragment_count
+        came = state.counters["fragments_admitted"]
+        if there != came or len({each.group for each in ends}) < len(ends):
+            problems.append(f"{came} members came in, {there} are of ends or open")
         return problems
 
     def _held(self, team: Team) -> list[Items]:
@@ -495,7 +509,11 @@ class Life:
         return by_step(held) if self._is_by_step else held
 
     def _books(self, team: Team) -> Books:
-        return books_of(self.world.folder, team.buffer, team.config, is_by_step=self._is_by_step)
+        return books_of(
+            *(self.world.folder, team.buffer, team.config),
+            is_by_step=self._is_by_step,
+            per_chunk=self.setting.per_chunk,
+        )
 
     @property
     def _is_by_step(self) -> bool:
@@ -512,7 +530,10 @@ class Life:
             actor.wait_ready()
 
     def _consume(self, team: Team, count: int, wait_s: float = WORKS_S) -> None:
-        consume(self._client(team, "learner"), team.ledger, count, wait_s)
+        consume(
+            *(self._client(team, "learner"), team.ledger, count, wait_s),
+            per_chunk=self.setting.per_chunk,
+        )
 
     def _describe(self, team: Team) -> breadbox.types.BufferDescription:
         return self._client(team, "admin").get_buffer()

@@ -7,7 +7,7 @@ Every pair of values of two settings is in at least one row, but for those that 
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -27,7 +27,10 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "standby": (False, True),
     "tenants": (1, 2),
     "retains": (False, True),
+    "assembly": ("consecutive", "groups"),
 }
+IN_ANY_ORDER = ("blocking", "asyncio", "appender")
+"""Producers that may send members of groups."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,13 @@ class Setting:
     """Teams on the same server, each with its buffer and, with tokens, tokens for it alone."""
     retains: bool
     """Whether a retaining subscription follows each buffer."""
+    assembly: str = "consecutive"
+    """What a chunk is: a fragment, or a group of two, of which the second comes first."""
+
+    @property
+    def per_chunk(self) -> int:
+        """Fragments that are a chunk."""
+        return 2 if self.assembly == "groups" else 1
 
     def __str__(self) -> str:
         told = []
@@ -79,6 +89,8 @@ def why_not(chosen: Mapping[str, Any]) -> str:
         chosen: Values by name, of some or all settings.
     """
     has = set(chosen.items())
+    if ("assembly", "groups") in has and chosen.get("producer", "blocking") not in IN_ANY_ORDER:
+        return "what cuts steps into fragments makes consecutive ones"
     of_directory = ("store", "file") in has
     if of_directory and ("standby", True) in has:
         return "the server refuses it: a standby follows a journal in Redis"
@@ -99,6 +111,7 @@ def covering(seed: int = 0) -> list[Setting]:
     values = {
         name: list(each) if not seed else rng.sample(each, len(each))
         for name, each in VALUES.items()
+        if name != "assembly"
     }
     names = list(values)
     made = AllPairs(
@@ -106,11 +119,33 @@ def covering(seed: int = 0) -> list[Setting]:
         filter_func=lambda row: not why_not(dict(zip(names, row, strict=False))),
     )
     rows = [Setting(**dict(zip(names, row, strict=True))) for row in made]
-    missing = possible_pairs() - {pair for row in rows for pair in pairs_of(row)}
+    missing = {pair for pair in possible_pairs() if pair[1][0] in values}
+    missing -= {pair for row in rows for pair in pairs_of(row)}
     while missing:
         rows.append(_row_with(min(missing, key=repr), values))
         missing -= set(pairs_of(rows[-1]))
-    return _varied(rows, rng)
+    return _with_groups(_varied(rows, rng, values), values)
+
+
+def _with_groups(rows: Sequence[Setting], values: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """Rows of which the last ones have groups, so many that groups meet everything."""
+    made = list(rows)
+    counts = Counter(pair for row in made for pair in pairs_of(row))
+    missing = {pair for pair in possible_pairs() if pair[1] == ("assembly", "groups")}
+    for number, old in reversed(list(enumerate(rows))):
+        new = replace(old, assembly="groups")
+        lost = set(pairs_of(old)) - set(pairs_of(new))
+        is_needed = any(counts[pair] == 1 for pair in lost)
+        if is_needed or why_not(new.named()) or not missing & set(pairs_of(new)):
+            continue
+        counts.subtract(pairs_of(old))
+        missing -= set(pairs_of(new))
+        made[number] = new
+    while missing:
+        chosen = _row_with(min(missing, key=repr), values)
+        made.append(chosen)
+        missing -= set(pairs_of(chosen))
+    return made
 
 
 Pair = tuple[tuple[str, Any], tuple[str, Any]]
@@ -133,11 +168,11 @@ def all_pairs() -> Iterator[Pair]:
             yield (one, value), (other, another)
 
 
-def _varied(rows: Sequence[Setting], rng: random.Random) -> list[Setting]:
+def _varied(rows: Sequence[Setting], rng: random.Random, names: Iterable[str]) -> list[Setting]:
     """Rows with other values wherever no pair needs them: the generator takes the first ones."""
     varied = list(rows)
     counts = Counter(pair for row in varied for pair in pairs_of(row))
-    for number, name in itertools.product(reversed(range(len(rows))), VALUES):
+    for number, name in itertools.product(reversed(range(len(rows))), names):
         old = varied[number]
         new = replace(old, **{name: rng.choice(VALUES[name])})
         lost = set(pairs_of(old)) - set(pairs_of(new))

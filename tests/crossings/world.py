@@ -145,7 +145,9 @@ class World:
     def _limits(self) -> list[str]:
         return [
             *("--preset", self.setting.preset, "--schema", self.setting.schema),
-            *("--capacity-chunks", str(CAPACITY), "--fragments-per-chunk", "1"),
+            *("--capacity-chunks", str(CAPACITY // self.setting.per_chunk)),
+            *("--fragments-per-chunk", str(self.setting.per_chunk)),
+            *("--assembly", self.setting.assembly),
             *("--lease-s", str(LEASE_S), "--unannounced-s", "6", "--snapshot-entries", "100"),
             *("--drain-grace-s", "1", "--seed", "7"),
             *(["--journal-sync"] if self.setting.sync == "always" else []),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import breadbox
+from breadbox.mirror import ReplayMirror
 from breadbox.types import GroupEndReason
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess
@@ -80,6 +81,28 @@ def test_all_groups_of_two_generators_are_delivered_whole(server: ServerProcess)
     assert {GroupEndReason.COMPLETE} == {each.reason for each in ends}
     assert GROUPS == len(ends)
     assert 0 == state.open_chunk_count
+
+
+def test_batches_of_partial_groups_are_whole_and_nothing_joins_their_members(
+    server: ServerProcess,
+) -> None:
+    """Partial groups make a fetch smaller, and shift the others; a mirror joins what follows."""
+    sizes = {"a": 7, "b": 8, "c": 6, "d": 8}
+    with breadbox.connect(server.address) as client:
+        client.start_session("s")
+        client.append_many([member(name, index) for name in sizes for index in range(sizes[name])])
+        with ReplayMirror(client, capacity_steps=1000) as mirror:
+            mirror.wait_until(4 * sum(sizes.values()), timeout_s=30)
+            steps = mirror.at(range(mirror.step_count))
+            ends = steps.next_obs[3::4]
+            assert not ends.any(), "a member leads to its own next_obs"
+        with client.fetch(fragment_count=4 * SIZE, max_wait_s=30) as lease:
+            batches = [
+                sorted({each.metadata.worker_id for each in batch.references})
+                for batch in lease.batches(batch_size=SIZE)
+            ]
+            assert sorted([name] for name in sizes) == sorted(batches)
+            assert sum(sizes.values()) == len(lease.references)
 
 
 def test_open_groups_and_ends_outlive_a_server_that_is_killed(server: ServerProcess) -> None:

@@ -24,7 +24,7 @@ from breadbox.model.types import FragmentReference
 from breadbox.reading.batches import Batch
 from breadbox.reading.loading import LoaderOptions, LoadOrder
 from breadbox.transport.prefetch import prefetched
-from support.references import numbers, references
+from support.references import groups, numbers, references
 
 LIMIT_S = 10.0
 
@@ -58,6 +58,41 @@ def test_a_short_last_batch_may_be_dropped() -> None:
     assert [] == list(loader(drop_last=True).batches(references(1), 2))
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "expected"),
+    [
+        (4, [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]),
+        (8, [[0, 1, 2, 3, 4, 5, 6], [7, 8, 9, 10]]),
+        (3, [[0, 1, 2], [3, 4, 5], [6], [7, 8, 9], [10]]),
+    ],
+)
+def test_a_group_is_divided_only_if_it_is_larger_than_a_batch(
+    batch_size: int, expected: list[list[int]]
+) -> None:
+    assert expected == list(loader().batches(groups(3, 4, 3, 1), batch_size))
+
+
+def test_a_chunk_that_is_drawn_twice_in_a_row_is_two_groups() -> None:
+    assert [[0, 1, 2]] * 2 == list(loader().batches(2 * groups(3), 4))
+
+
+@pytest.mark.parametrize("order", ["shuffled", "completed"])
+def test_shuffling_keeps_the_members_of_a_group_together(order: LoadOrder) -> None:
+    made = loader(order=order, seed=3)
+    batches = list(made.batches(groups(*[4, 3] * 10), 4))
+    pairs = [[*range(start, start + 7)] for start in range(0, 70, 7)]
+    whole = [part for pair in pairs for part in (pair[:4], pair[4:])]
+    assert whole == sorted(batches)
+    assert whole != batches
+
+
+def test_a_partial_group_is_not_dropped_for_being_short() -> None:
+    made = loader(drop_last=True)
+    assert [[0, 1, 2]] == list(made.batches(groups(3), 4))
+    assert [[0, 1, 2, 3], [4, 5, 6]] == list(made.batches(groups(4, 3), 4))
+    assert [[0, 1, 2, 3, 4, 5, 6]] == list(made.batches(groups(4, 3, 4), 8)), "a group too few"
+
+
 def aged(job: Sequence[FragmentReference]) -> Batch:
     """A batch of fragments, each of which is of its number's version."""
     size = len(job)
@@ -83,6 +118,17 @@ def test_a_loader_counts_the_staleness_at_use_and_leaves_out_what_is_beyond_its_
     assert [1, 2] == [len(batch.reward) for batch in batches]
     assert [0, 4, 5] == numbers(made.left_out)
     assert {2: 1, 1: 1, 0: 1} == made.staleness_at_use
+
+
+def test_a_group_with_a_member_that_is_too_stale_is_left_out_as_a_whole() -> None:
+    members = [
+        replace(each, metadata=replace(each.metadata, model_version_min=version))
+        for each, version in zip(groups(3, 3), (5, 5, 4, 5, 2, 5), strict=True)
+    ]
+    made = FragmentLoader(aged, LoaderOptions(max_staleness_at_use=1), model_version=lambda: 5)
+    assert [[0, 1, 2]] == [numbers(batch.references) for batch in made.batches(members, 6)]
+    assert [3, 4, 5] == numbers(made.left_out)
+    assert {0: 2, 1: 1} == made.staleness_at_use
 
 
 def test_a_loader_without_a_limit_only_counts_the_staleness_at_use() -> None:

@@ -478,6 +478,18 @@ def test_a_rank_fills_its_share_up_since_all_make_the_same_steps() -> None:
     source.close()
 
 
+def test_a_rank_with_a_partial_group_fills_its_share_up() -> None:
+    """The share of another rank may be whole, and would make another number of minibatches."""
+    client = OddClient(3, *(seeing(index, 3) for index in range(3)))
+    source = LeaseSource(
+        client,  # type: ignore[arg-type]
+        fragment_count=8,
+        share=Share(0, 2, "nonce"),
+    )
+    assert [0, 1, 2, 0] == rows_of(source.next(never))
+    source.close()
+
+
 @pytest.mark.parametrize("prefetch_batches", [0, 2])
 @pytest.mark.parametrize("odd", [(7, 7), (7, 5)], ids=["of one kind", "of two kinds"])
 def test_a_rank_says_that_nothing_of_its_share_fits_and_goes_on(

@@ -1,6 +1,7 @@
 """References to fragments that no store has, told apart by their index."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from breadbox.model.types import FragmentMetadata, FragmentReference, PayloadReference
 
@@ -22,6 +23,19 @@ def references(count: int) -> list[FragmentReference]:
             use_count=1,
         )
         for number in range(count)
+    ]
+
+
+def groups(*member_counts: int) -> list[FragmentReference]:
+    """References to groups, which are a chunk each; `numbers` tells all their members apart."""
+    sizes = [chunk for chunk, count in enumerate(member_counts) for _ in range(count)]
+    return [
+        replace(
+            each,
+            metadata=replace(each.metadata, worker_id=f"g{chunk}", discontinuity=True),
+            chunk_id=chunk,
+        )
+        for each, chunk in zip(references(len(sizes)), sizes, strict=True)
     ]
 
 

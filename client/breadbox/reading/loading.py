@@ -81,7 +81,8 @@ class LoaderOptions:
     """Seed of shuffled and completed order, or None: for shuffled order a random seed, for
     completed order no shuffling."""
     drop_last: bool = False
-    """True to leave out a last batch that is shorter than the others."""
+    """True to leave out a last batch that is shorter than the others; of groups, one that has fewer
+    of them."""
     retries: int = 2
     """Further attempts at a load that failed, 0 to 100. They do not count for an unreachable store,
     which the client waits for, for `reconnect_s`."""
@@ -112,6 +113,31 @@ Asking = Generator[Sequence[FragmentReference], Loaded, Result]
 """Generator that yields references to load as one batch, and is sent the batch or the error."""
 
 
+def units_of(references: Sequence[FragmentReference]) -> list[list[FragmentReference]]:
+    """Divide references into what belongs together: a group of members, or a single fragment."""
+    units: list[list[FragmentReference]] = []
+    for each in references:
+        last = units[-1][-1] if units else None
+        # Members of a group are discontinuities; of consecutive fragments, a chunk's first at most.
+        if (
+            last is not None
+            and each.metadata.discontinuity
+            and each.chunk_id == last.chunk_id
+            and each.metadata.fragment_index > last.metadata.fragment_index
+        ):
+            units[-1].append(each)
+        else:
+            units.append([each])
+    return units
+
+
+def _is_short(jobs: Sequence[Sequence[FragmentReference]], batch_size: int) -> bool:
+    """Whether the last batch is shorter than the others; partial groups alone do not make it so."""
+    counts = [len(units_of(job)) for job in jobs]
+    is_of_groups = counts[-1] < len(jobs[-1])
+    return len(jobs[-1]) < batch_size and not (is_of_groups and counts[-1] >= counts[0])
+
+
 class LoadPlan(Generic[Loaded]):
     """The batches to load, and the decisions after a failed load."""
 
@@ -134,7 +160,16 @@ class LoadPlan(Generic[Loaded]):
         """Return a batch, or the part that may be used at a version, or []; count what it has."""
         batch, limit = cast(Batch, loaded), self.options.max_staleness_at_use
         staleness = batch.staleness(model_version).tolist()
-        rows = [row for row, age in enumerate(staleness) if limit is None or age <= limit]
+        # The oldest member decides about a group.
+        sizes = [len(unit) for unit in units_of(batch.references)]
+        ends = itertools.accumulate(sizes)
+        spans = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        rows = [
+            row
+            for span in spans
+            if limit is None or max(staleness[row] for row in span) <= limit
+            for row in span
+        ]
         self.staleness_at_use.update([staleness[row] for row in rows])
         if len(rows) == len(staleness):
             return [loaded]
@@ -149,13 +184,19 @@ class LoadPlan(Generic[Loaded]):
         if batch_size < 1:
             raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
         order, seed = self.options.order, self.options.seed
+        units = units_of(references)
         if order == "shuffled" or (order == "completed" and seed is not None):
-            references = list(references)
-            random.Random(seed).shuffle(references)
-        jobs = [references[i : i + batch_size] for i in range(0, len(references), batch_size)]
-        if self.options.drop_last and jobs and len(jobs[-1]) < batch_size:
+            random.Random(seed).shuffle(units)
+        jobs: list[list[FragmentReference]] = []
+        for unit in units:
+            for start in range(0, len(unit), batch_size):
+                part = unit[start : start + batch_size]
+                if not jobs or len(jobs[-1]) + len(part) > batch_size:
+                    jobs.append([])
+                jobs[-1] += part
+        if self.options.drop_last and jobs and _is_short(jobs, batch_size):
             jobs.pop()
-        return jobs
+        return list(jobs)
 
     def loaded(self, job: Sequence[FragmentReference]) -> Asking[Loaded, list[Loaded]]:
         """Load one batch; return [] if all of it was skipped."""

@@ -27,7 +27,7 @@ class FragmentDataset(IterableDataset[Batch]):
     Args:
         address: Address of the server.
         fragment_count: Fragments of one fetch.
-        batch_size: Fragments of a batch; the last one of a fetch may be smaller.
+        batch_size: Fragments of a batch; see `breadbox.types.Lease.batches`.
         fetch_count: Fetches of one iteration, shared by the worker processes, or None for endless.
         max_wait_s: Seconds to wait for one fetch.
         buffer: Name of the buffer.

@@ -263,13 +263,15 @@ class LeaseSource:
     def _load(self, lease: Lease, reason: str) -> FetchedBatch | None:
         granted_at = time.monotonic()
         references: Sequence[FragmentReference] = lease.references
+        # A share with a partial group has fewer fragments, and is filled up as well.
+        share_count = max(len(references), self.fragment_count // self.share.world_size)
         if self.is_repeatable:
             references = sorted(
                 references, key=lambda it: (it.metadata.worker_id, it.metadata.fragment_index)
             )
         while True:
             try:
-                loaded = self._stacked(self._as_many(references, len(lease.references)))
+                loaded = self._stacked(self._as_many(references, share_count))
             except _FAULTS_OF_FRAGMENTS as error:
                 kept = self._without_faulty(lease, references, error)
             else:

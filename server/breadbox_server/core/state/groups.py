@@ -10,6 +10,7 @@ O3  Ends stand in order of their numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar, Final
 
@@ -64,7 +65,9 @@ class Groups(Assembly):
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a member into its group; return all members if they are complete, or None."""
-        members = super().place(worker, fragment, now=now)
+        # To readers that join a worker's fragments, no member goes on where another ends.
+        member = fragment if fragment.discontinuity else replace(fragment, discontinuity=True)
+        members = super().place(worker, member, now=now)
         if members is None:
             return None
         self._end(worker, GroupEndReason.COMPLETE)
