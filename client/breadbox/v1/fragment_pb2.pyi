@@ -1,3 +1,4 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -56,7 +57,7 @@ class PayloadReference(_message.Message):
     def __init__(self, payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., piece_size_bytes: _Optional[int] = ...) -> None: ...
 
 class FragmentMetadata(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority", "numbers")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +68,7 @@ class FragmentMetadata(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     fragment_index: int
     session_id: str
@@ -77,7 +79,33 @@ class FragmentMetadata(_message.Message):
     step_count: int
     schema_hash: int
     priority: float
-    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ...) -> None: ...
+    numbers: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ..., numbers: _Optional[bytes] = ...) -> None: ...
+
+class Numbers(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Number
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Number, _Mapping]] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.MessageMap[str, Number]
+    def __init__(self, values: _Optional[_Mapping[str, Number]] = ...) -> None: ...
+
+class Number(_message.Message):
+    __slots__ = ("integer", "real", "flag", "text")
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    REAL_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    integer: int
+    real: float
+    flag: bool
+    text: str
+    def __init__(self, integer: _Optional[int] = ..., real: _Optional[float] = ..., flag: bool = ..., text: _Optional[str] = ...) -> None: ...
 
 class FragmentReference(_message.Message):
     __slots__ = ("metadata", "chunk_id", "staleness", "use_count", "priority", "probability", "population")

@@ -92,6 +92,8 @@ class Fragment:
     discontinuity: bool = False
     schema_hash: int = NO_SCHEMA
     priority: float = PRIORITY_DEFAULT
+    numbers: bytes = b""
+    """Numbers of a sequence, as on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
