@@ -9,7 +9,7 @@ A sequence is a member of a group: T tokens of one completion, and nothing that 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -177,8 +177,8 @@ class Sequence:
             bytes.
         model_version_min: Version that produced the oldest token.
         model_version_max: Version that produced the newest token.
-        session_id: The session it was made for, or empty for the session that is current when it
-            is appended, which costs a call.
+        session_id: The session it was made for. If it is empty, an append asks for the current
+            session, and sets it.
 
     Raises:
         InvalidRequestError: A name or number is not as above.
@@ -198,10 +198,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.numbers = checked_numbers(self.numbers)
-        self.tokens, self.context = (
-            _arrays_by_name("tokens", self),
-            _arrays_by_name("context", self),
-        )
+        self.tokens = _arrays_by_name("tokens", self.tokens)
+        self.context = _arrays_by_name("context", self.context)
         if both := self.tokens.keys() & self.context.keys():
             raise InvalidRequestError("context", f"has {min(both)!r}, which tokens has as well")
         if not self.tokens:
@@ -219,6 +217,23 @@ class Sequence:
 
     def _repr_html_(self) -> str:
         return summary_html("Sequence", self._facts(), self._arrays())
+
+    @classmethod
+    def read(
+        cls, metadata: FragmentMetadata, tokens: Mapping[str, Any], context: Mapping[str, Any]
+    ) -> Self:
+        """Return the sequence of a metadata, with those arrays that were read; the library's own.
+
+        Raises nothing, since the arrays were checked as they were read.
+        """
+        made = object.__new__(cls)
+        made.group, made.member = metadata.worker_id, metadata.fragment_index
+        made.tokens = {name: leaf for name, leaf in tokens.items() if leaf is not None}
+        made.context = {name: leaf for name, leaf in context.items() if leaf is not None}
+        made.numbers, made.session_id = metadata.numbers, metadata.session_id
+        made.model_version_min = metadata.model_version_min
+        made.model_version_max = metadata.model_version_max
+        return made
 
     def _facts(self) -> list[str]:
         low, high = self.model_version_min, self.model_version_max
@@ -243,8 +258,8 @@ class Sequence:
 
     @property
     def step_count(self) -> int:
-        """T, the number of tokens."""
-        return len(next(iter(self.tokens.values())))
+        """T, the number of tokens, or 0 if no array of them was read."""
+        return len(next(iter(self.tokens.values()), ()))
 
     @property
     def size_bytes(self) -> int:
@@ -254,6 +269,13 @@ class Sequence:
 
 Appendable = Fragment | Sequence
 """What a client appends: a buffer takes either kind, by the schema of its session."""
+
+
+def the_sequence(loaded: object) -> Sequence:
+    """Return what was loaded if it is a sequence, or raise InvalidRequestError."""
+    if not isinstance(loaded, Sequence):
+        raise InvalidRequestError("lease", "holds fragments of steps: take them by fragments()")
+    return loaded
 
 
 def _arrays_by_name(field_name: str, named: Mapping[str, Any]) -> dict[str, Any]:
