@@ -38,5 +38,7 @@ def same_sequence(first: breadbox.Sequence, second: breadbox.Sequence) -> bool:
 
 
 def _described(leaf: Any) -> tuple[Any, ...]:
+    if not isinstance(leaf, np.ndarray) and str(leaf.dtype) != "torch.bfloat16":
+        leaf = leaf.numpy()
     elements = leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf.tolist())
     return str(leaf.dtype), tuple(leaf.shape), elements

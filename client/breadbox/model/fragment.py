@@ -206,7 +206,7 @@ class Sequence:
             raise InvalidRequestError("tokens", "must hold at least one array")
         wanted: int | None = None
         for name, array in self.tokens.items():
-            shape = tuple(array.shape)
+            shape = tuple(getattr(array, "shape", ()))
             if not shape or not shape[0] or shape[0] != (wanted or shape[0]):
                 raise TreeMismatchError(f"tokens.{name}", f"[{wanted or 'T'}, ...]", str([*shape]))
             wanted = shape[0]
@@ -219,17 +219,17 @@ class Sequence:
         return summary_html("Sequence", self._facts(), self._arrays())
 
     @classmethod
-    def read(
-        cls, metadata: FragmentMetadata, tokens: Mapping[str, Any], context: Mapping[str, Any]
-    ) -> Self:
+    def read(cls, metadata: FragmentMetadata, tokens: Tree, context: Tree) -> Self:
         """Return the sequence of a metadata, with those arrays that were read; the library's own.
 
         Raises nothing, since the arrays were checked as they were read.
         """
         made = object.__new__(cls)
         made.group, made.member = metadata.worker_id, metadata.fragment_index
-        made.tokens = {name: leaf for name, leaf in tokens.items() if leaf is not None}
-        made.context = {name: leaf for name, leaf in context.items() if leaf is not None}
+        made.tokens, made.context = (
+            {name: leaf for name, leaf in (named or {}).items() if leaf is not None}
+            for named in (tokens, context)
+        )
         made.numbers, made.session_id = metadata.numbers, metadata.session_id
         made.model_version_min = metadata.model_version_min
         made.model_version_max = metadata.model_version_max
@@ -283,8 +283,9 @@ def _arrays_by_name(field_name: str, named: Mapping[str, Any]) -> dict[str, Any]
         raise InvalidRequestError(field_name, f"must be a mapping of arrays, got {named!r:.200}")
     if wrong := [name for name in named if not isinstance(name, str) or not name]:
         raise InvalidRequestError(field_name, f"has a name that is no text: {wrong[0]!r:.200}")
+    scalars = (np.generic, bool, int, float, complex, list, tuple)
     return {
-        name: value if hasattr(value, "shape") else np.asarray(value)
+        name: np.asarray(value) if isinstance(value, scalars) else value
         for name, value in named.items()
     }
 

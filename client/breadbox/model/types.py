@@ -368,6 +368,7 @@ class BufferConfig:
     with_replacement: bool | None = None
     assembly: AssemblyPolicy | None = None
     group_min: int | None = None
+    drop_equal: str | None = None
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":

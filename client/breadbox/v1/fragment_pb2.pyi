@@ -1,4 +1,3 @@
-from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -28,6 +27,7 @@ class GroupEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_END_REASON_STALE: _ClassVar[GroupEndReason]
     GROUP_END_REASON_LOST: _ClassVar[GroupEndReason]
     GROUP_END_REASON_EVICTED: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_EQUAL: _ClassVar[GroupEndReason]
 ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
 ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
 ADMISSION_OUTCOME_DUPLICATE: AdmissionOutcome
@@ -45,6 +45,7 @@ GROUP_END_REASON_INCOMPLETE: GroupEndReason
 GROUP_END_REASON_STALE: GroupEndReason
 GROUP_END_REASON_LOST: GroupEndReason
 GROUP_END_REASON_EVICTED: GroupEndReason
+GROUP_END_REASON_EQUAL: GroupEndReason
 
 class PayloadReference(_message.Message):
     __slots__ = ("payload_id", "size_bytes", "piece_size_bytes")
@@ -79,33 +80,8 @@ class FragmentMetadata(_message.Message):
     step_count: int
     schema_hash: int
     priority: float
-    numbers: bytes
-    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ..., numbers: _Optional[bytes] = ...) -> None: ...
-
-class Numbers(_message.Message):
-    __slots__ = ("values",)
-    class ValuesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: Number
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Number, _Mapping]] = ...) -> None: ...
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.MessageMap[str, Number]
-    def __init__(self, values: _Optional[_Mapping[str, Number]] = ...) -> None: ...
-
-class Number(_message.Message):
-    __slots__ = ("integer", "real", "flag", "text")
-    INTEGER_FIELD_NUMBER: _ClassVar[int]
-    REAL_FIELD_NUMBER: _ClassVar[int]
-    FLAG_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    integer: int
-    real: float
-    flag: bool
-    text: str
-    def __init__(self, integer: _Optional[int] = ..., real: _Optional[float] = ..., flag: bool = ..., text: _Optional[str] = ...) -> None: ...
+    numbers: str
+    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ..., numbers: _Optional[str] = ...) -> None: ...
 
 class FragmentReference(_message.Message):
     __slots__ = ("metadata", "chunk_id", "staleness", "use_count", "priority", "probability", "population")

@@ -27,7 +27,7 @@ from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Functions, MessageMapping, members
 from breadbox.wire.forms import seconds as seconds
-from breadbox.wire.numbers import NUMBERS, to_bytes
+from breadbox.wire.numbers import NUMBERS, to_text
 from breadbox.wire.schemas import NO_SCHEMA
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -219,7 +219,7 @@ def announcement(
     if fields["priority"] == 1.0:
         del fields["priority"]  # As nearly all have: left out.
     if type(fragment) is TokenSequence:
-        fields["numbers"] = to_bytes(fragment.numbers)
+        fields["numbers"] = to_text(fragment.numbers)
     return build(
         fragment_pb2.FragmentMetadata,
         payload=None if payload is None else to_wire(PAYLOAD, payload),

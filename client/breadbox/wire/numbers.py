@@ -1,47 +1,38 @@
-"""Numbers of sequences as bytes, and back, for clients and servers."""
+"""Numbers of sequences as text, and back, for clients and servers."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError
-
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import NUMBER_BYTES_MAX, NUMBERS_MAX, Number, checked_numbers
-from breadbox.v1 import fragment_pb2
 from breadbox.wire.forms import Functions
 
-NUMBERS_BYTES_MAX: Final = NUMBERS_MAX * (2 * NUMBER_BYTES_MAX + 16)
-"""Most bytes of all numbers of a sequence."""
-_FIELDS: Final[Mapping[Any, str]] = {int: "integer", float: "real", bool: "flag", str: "text"}
+TEXT_LENGTH_MAX: Final = NUMBERS_MAX * (2 * len("\\u0000") * NUMBER_BYTES_MAX + 8)
+"""Most characters of all numbers of a sequence: each of a text may be written as six."""
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def to_bytes(numbers: Mapping[str, Number]) -> bytes:
-    """Return numbers as the metadata has them: equal bytes for equal numbers."""
-    if not numbers:
-        return b""
-    message = fragment_pb2.Numbers()
-    for name, value in checked_numbers(numbers).items():
-        setattr(message.values[name], _FIELDS[type(value)], value)
-    return message.SerializeToString(deterministic=True)
+def to_text(numbers: Mapping[str, Number]) -> str:
+    """Return numbers as the metadata has them."""
+    return _encode(checked_numbers(numbers)) if numbers else ""
 
 
-def from_bytes(raw: bytes) -> dict[str, Number]:
-    """Return the numbers of a metadata, less those of a kind that this library does not know."""
-    if not raw:
-        return {}
-    values = fragment_pb2.Numbers.FromString(raw).values
-    kinds = [(name, value, value.WhichOneof("value")) for name, value in values.items()]
-    return {name: getattr(value, kind) for name, value, kind in kinds if kind}
+def from_text(text: str) -> dict[str, Any]:
+    """Return the numbers of a metadata."""
+    numbers: dict[str, Any] = json.loads(text) if text else {}
+    return numbers
 
 
-def check(raw: bytes) -> None:
-    """Raise InvalidRequestError for bytes that are no numbers, too many or too large."""
-    if len(raw) > NUMBERS_BYTES_MAX:
-        raise InvalidRequestError("numbers", f"must be at most {NUMBERS_BYTES_MAX} bytes")
+def check(text: str) -> None:
+    """Raise InvalidRequestError for a text that is no numbers, or too many or too large."""
     try:
-        checked_numbers(from_bytes(raw))
-    except DecodeError as error:
-        raise InvalidRequestError("numbers", "are not a serialised Numbers") from error
+        numbers = from_text(text) if len(text) <= TEXT_LENGTH_MAX else None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError("numbers", "are not JSON") from error
+    if not isinstance(numbers, dict):
+        raise InvalidRequestError("numbers", f"are no object of at most {TEXT_LENGTH_MAX} letters")
+    checked_numbers(numbers)
 
 
-NUMBERS: Final = Functions(from_bytes, to_bytes)
+NUMBERS: Final = Functions(from_text, to_text)

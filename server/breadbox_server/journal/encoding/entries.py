@@ -107,7 +107,7 @@ _OF_TYPE: Final[dict[int, Any]] = {
 }
 _DEFAULTS: Final = {
     field.name: _OF_TYPE.get(field.cpp_type, 0) for field in pb.FragmentColumns.DESCRIPTOR.fields
-} | {"priority": PRIORITY_DEFAULT, "numbers": b""}
+} | {"priority": PRIORITY_DEFAULT}
 _PARTS: Final = {
     field.name: _STRINGS for field in pb.FragmentColumns.DESCRIPTOR.fields if field.message_type
 } | {"model_version_min": _VERSIONS, "model_version_max": _VERSIONS}

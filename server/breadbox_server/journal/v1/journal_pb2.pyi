@@ -282,8 +282,8 @@ class FragmentColumns(_message.Message):
     piece_size_bytes: _containers.RepeatedScalarFieldContainer[int]
     schema_hash: _containers.RepeatedScalarFieldContainer[int]
     priority: _containers.RepeatedScalarFieldContainer[float]
-    numbers: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ..., numbers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ..., numbers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StringColumn(_message.Message):
     __slots__ = ("strings", "places")
