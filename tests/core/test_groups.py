@@ -482,9 +482,7 @@ def test_a_partial_group_whose_members_agree_is_dropped_as_equal() -> None:
 def test_equal_groups_are_kept_until_the_buffer_is_told_to_drop_them() -> None:
     world = world_of_groups()
     rewarded(world, "before", "1.0", "1.0", "1.0")
-    world.update(
-        fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS, drop_equal="reward"
-    )
+    world.update(fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS, drop_equal="reward")
     rewarded(world, "after", "1.0", "1.0", "1.0")
     assert [("before", "complete", 3), ("after", "equal", 3)] == ends(world)
 

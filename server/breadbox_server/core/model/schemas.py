@@ -17,6 +17,12 @@ SCHEMAS_MAX: Final = 16
 _KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 
 
+_SEQUENCES_REMEDY: Final = (
+    "the same arrays, which may differ in the number of tokens and the lengths of the context; start "
+    "a new session for others"
+)
+
+
 class SchemaArray(NamedTuple):
     """Path, dtype and per-step shape of one array of a fragment."""
 
@@ -99,6 +105,7 @@ class SessionSchemas(dict[int, Schema]):
                 _described(wanted.get(path), is_said=bool(first)),
                 _described(got.get(path), is_said=bool(schema)),
                 more_count=len(paths) - 1,
+                **({"remedy": _SEQUENCES_REMEDY} if _is_sequence(wanted) else {}),
             )
         if others:
             texts = said[others[0]].describe(), says[others[0]].describe()
