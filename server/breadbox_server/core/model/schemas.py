@@ -18,7 +18,7 @@ _KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "compl
 
 
 _SEQUENCES_REMEDY: Final = (
-    "the same arrays, which may differ in the number of tokens and the lengths of the context; start "
+    "the same arrays, but for the number of tokens and the lengths of the context; start "
     "a new session for others"
 )
 
