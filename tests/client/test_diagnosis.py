@@ -221,9 +221,7 @@ def test_groups_that_lack_members_are_named_with_these_and_for_how_long(arrived:
 @pytest.mark.parametrize("open_count", [0, 1])
 def test_groups_that_were_dropped_as_equal_are_counted(open_count: int) -> None:
     groups = (OpenGroup("x", 7, (3,), 2.0),) * open_count
-    after = buffer(
-        open_chunk_count=open_count, open_groups=groups, counters={"groups_equal": 5}
-    )
+    after = buffer(open_chunk_count=open_count, open_groups=groups, counters={"groups_equal": 5})
     config = replace(
         after.config, assembly=AssemblyPolicy.GROUPS, fragments_per_chunk=8, drop_equal="reward"
     )

@@ -237,7 +237,7 @@ class FragmentReference:
         return (
             f"FragmentReference({it.worker_id!r} #{it.fragment_index} of {it.session_id!r}, "
             f"{it.step_count} steps, versions {low} to {high}, staleness {self.staleness}, "
-            f"chunk {self.chunk_id}, use {self.use_count})"
+            f"chunk {self.chunk_id}, use {self.use_count}{f', {it.numbers}' if it.numbers else ''})"
         )
 
 

@@ -56,9 +56,8 @@ _CHECKSUM: Final = struct.Struct("<Q")
 CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
-_OPEN_COUNT: Final = struct.Struct("<H")
 _OPEN_COUNT_AT: Final = slice(10, 12)
-_NO_OPEN: Final = bytes(_OPEN_COUNT.size)
+_NO_OPEN: Final = bytes(2)
 _digest: Final = xxhash.xxh3_64_intdigest
 
 _JOIN_BYTES: Final = 16 * 1024

@@ -169,8 +169,8 @@ def aligned(offset_bytes: int) -> int:
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
 
 
-_ARRAYS_KEPT_MAX: Final = 32
-_LENGTHS_KEPT_MAX: Final = 512
+_ARRAYS_KEPT_MAX: Final = 16
+_LENGTHS_KEPT_MAX: Final = 128
 """Lengths for which a layout of at most so many arrays is kept."""
 
 
@@ -179,8 +179,9 @@ def _with_lengths(stored: StoredArray, lengths: Iterator[int]) -> StoredArray:
         return stored
     shape = tuple([next(lengths) if length == OPEN else length for length in stored.shape])
     name, type_name, dtype, codec = stored.name, stored.type_name, stored.dtype, stored.codec
-    _check_shape(name, type_name, dtype, shape, codec)
     raw_bytes = math.prod(shape) * dtype.itemsize
+    if not 0 < raw_bytes <= PAYLOAD_BYTES_MAX or codec != payload_pb2.CODEC_RAW:
+        _check_shape(name, type_name, dtype, shape, codec)
     return StoredArray(name, type_name, dtype, shape, codec, raw_bytes, stored.parameters)
 
 
