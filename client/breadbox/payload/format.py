@@ -380,11 +380,14 @@ def _assemble(
     raw_attributes: bytes,
     lengths: Sequence[int],
 ) -> list[memoryview]:
-    sizes = [*map(len, buffers)]
-    figures = [*lengths, *[sizes[index] for index in layout.encoded]]
-    places = layout.places_of(sizes)
-    if places.figure_count > CHECKSUM_BLOCKS_MAX + len(figures):
-        raise UnsupportedArrayError("", f"the arrays have {sum(sizes)} bytes")
+    figures = [len(buffers[index]) for index in layout.encoded]
+    if lengths:
+        places = layout.place_all([*map(len, buffers)])
+        figures[:0] = lengths
+        if places.figure_count > CHECKSUM_BLOCKS_MAX + len(figures):
+            raise UnsupportedArrayError("", f"the arrays have {places.body_bytes} bytes")
+    else:
+        places = layout.place(figures)
     first: list[bytes | memoryview] = []
     small = first
     parts: list[list[bytes | memoryview] | memoryview] = []

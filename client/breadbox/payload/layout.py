@@ -131,10 +131,8 @@ class Layout:
                 self._at[lengths] = made
         return made
 
-    def places_of(self, sizes: Sequence[int]) -> Places:
+    def place_all(self, sizes: Sequence[int]) -> Places:
         """Give every array its place, from the sizes of all; of open axes no length is needed."""
-        if not self.open_count:
-            return self.place([sizes[index] for index in self.encoded])
         return _go_on(_nowhere(self), self, self.order, [sizes[index] for index in self.order])
 
     def place(self, encoded_sizes: Sequence[int]) -> Places:
