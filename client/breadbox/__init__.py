@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from breadbox.model.errors import ReplayBufferError as ReplayBufferError
     from breadbox.model.errors import WaitElapsedError as WaitElapsedError
     from breadbox.model.fragment import Fragment as Fragment
+    from breadbox.model.fragment import Sequence as Sequence
     from breadbox.model.fragment import fragment_of as fragment_of
     from breadbox.model.options import Tls as Tls
     from breadbox.model.types import AdmissionOutcome as AdmissionOutcome
@@ -62,7 +63,7 @@ _HOMES = {
     "writing.appender": "Appender AppenderOptions",
     "client": "Client connect",
     "model.errors": "ReplayBufferError WaitElapsedError",
-    "model.fragment": "Fragment fragment_of",
+    "model.fragment": "Fragment Sequence fragment_of",
     "local": "ServerOptions local_server",
     "model.options": "Tls",
     "writing.step_writer": "StepWriter true_next_obs",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from breadbox.lease import Lease
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Appendable, Fragment
 from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
 from breadbox.operations import calls, operations
@@ -367,12 +367,12 @@ class Client(ProcessBound):
 
     def append(
         self,
-        fragment: Fragment,
+        fragment: Appendable,
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> types.AppendResult:
-        """Append one fragment; as `append_many`. A producer of many uses `breadbox.Appender`.
+        """Append one fragment or sequence; as `append_many`. For many there is `breadbox.Appender`.
 
         ```python
         print(client.append(fragment).outcome)
@@ -383,13 +383,13 @@ class Client(ProcessBound):
 
     def append_many(
         self,
-        fragments: Iterable[Fragment],
+        fragments: Iterable[Appendable],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
         answered: Callable[[list[types.AppendResult]], None] | None = None,
     ) -> list[types.AppendResult]:
-        """Append fragments: write their payloads and announce them, in groups of bounded size.
+        """Append fragments or sequences: write payloads and announce them, in bounded groups.
 
         ```python
         results = client.append_many([fragment])
@@ -401,9 +401,9 @@ class Client(ProcessBound):
         With `answered`, fragments are taken while earlier ones are sent, and it is called with the
         results of each group in place of their return, in some thread.
 
-        Fragments of one worker must be in order of their index. Appending again is safe: the server
-        answers DUPLICATE for those that it admitted. After an error some may have been admitted;
-        payloads that were not announced expire by themselves.
+        Fragments of one worker must be in order of their index, sequences of one group need not.
+        Appending again is safe: the server answers DUPLICATE for those that it admitted. After an
+        error some may have been admitted; payloads that were not announced expire by themselves.
 
         `codecs` of the arrays are as in `connect`, or None for the client's codecs. Returns one
         result per fragment, in order: ADMITTED or DUPLICATE; or STALE or WRONG_SESSION for
@@ -684,7 +684,7 @@ class Client(ProcessBound):
         steps: tuple[int, int] | None = None,
         is_mapped: bool = False,
     ) -> list[Fragment]:
-        """Load the payloads of granted fragments, in order.
+        """Load the payloads of granted fragments, in order; of sequences as `breadbox.Sequence`.
 
         ```python
         fragments = client.load_fragments(grant.fragments, columns=["reward"], steps=(0, 2))

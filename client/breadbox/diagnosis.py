@@ -304,17 +304,20 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
 
 
 def _lacking(seen: _Seen) -> str:
-    """Return a sentence about the groups that have been without another member the longest."""
+    """Describe the groups that have lacked members the longest, and how many were equal."""
+    equal, name = seen.state.counters.get("groups_equal", 0), seen.config.drop_equal or "number"
+    dropped = f" Dropped because all members had one {name}: {counted(equal, 'group')}."
     groups = seen.state.open_groups[:3]
     if not groups:
-        return ""
+        return dropped if equal else ""
     size, parts = seen.fragments_per_chunk, []
     for group, count, members, silent_s in groups:
         more = f" and {size - count - len(members)} more" if size - count > len(members) else ""
         plural = "" if size - count == 1 else "s"
         listed = ", ".join(map(str, members))
         parts.append(f"group {group!r} lacks member{plural} {listed}{more} for {silent_s:.0f} s")
-    return f" Of {counted(seen.state.open_chunk_count, 'open group')}, {'; '.join(parts)}."
+    open_groups = counted(seen.state.open_chunk_count, "open group")
+    return f" Of {open_groups}, {'; '.join(parts)}.{dropped if equal else ''}"
 
 
 def _left_out(seen: _Seen) -> _Judgement | None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from breadbox.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Fragment, the_sequence
+from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
@@ -83,7 +84,7 @@ class Lease(Granted):
 
     def fragments(
         self, *, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
-    ) -> Iterator[Fragment]:
+    ) -> Generator[Fragment, None, None]:
         """Load the granted fragments, in draw order, a few at a time and a few ahead.
 
         ```python
@@ -91,7 +92,7 @@ class Lease(Granted):
         ```
 
         Each iteration blocks until the next fragments are loaded. `columns` and `steps` are those
-        of `Client.load_fragments`.
+        of `Client.load_fragments`. For a buffer of sequences there is `sequences`.
 
         Raises:
             LeaseExpiredError: A renewal found that the lease has expired.
@@ -110,6 +111,25 @@ class Lease(Granted):
         with closing(loading) as loaded:
             for fragments in loaded:
                 yield from fragments
+
+    def sequences(self, *, columns: Sequence[str] | None = None) -> Iterator[TokenSequence]:
+        """Load the granted sequences, in draw order, a few at a time and a few ahead.
+
+        ```python
+        for sequence in lease.sequences(columns=["tokens.ids"]):
+            print(sequence.group, sequence.member, sequence.numbers, sequence.tokens["ids"].shape)
+        ```
+
+        Each iteration blocks until the next sequences are loaded. `columns` are paths such as
+        "tokens.ids" or "context", or None for all; arrays of other paths are left out.
+
+        Raises:
+            InvalidRequestError: The buffer has fragments of steps, or no sequence has a column.
+            ReplayBufferError: See `fragments`.
+        """
+        with closing(self.fragments(columns=columns)) as loaded:
+            for each in loaded:
+                yield the_sequence(each)
 
     @overload
     def batches(

@@ -38,6 +38,7 @@ class ServerOptions(TypedDict, total=False):
     fragments_per_chunk: int
     assembly: AssemblyPolicy | str
     group_min: int
+    drop_equal: str
     capacity_chunks: int
     capacity_bytes: int | str
     staleness_max: int

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeVar
 
+from breadbox.model.types import NUMBER_BYTES_MAX, NUMBERS_MAX
 from breadbox.wire.schemas import (
     ORIGIN_TEXT_LENGTH_MAX,
     ORIGINS_MAX,
@@ -324,6 +325,12 @@ limit(
     MESSAGE,
     "ARGUMENT_INVALID, as for separators and unprintable characters",
     unit="bytes",
+)
+limit(
+    "numbers of a sequence",
+    NUMBERS_MAX,
+    MESSAGE,
+    f"ARGUMENT_INVALID, as for a name or text of over {NUMBER_BYTES_MAX} bytes",
 )
 PARTS_MAX: Final = limit("fields and items of a request", 8_192, MESSAGE, "ARGUMENT_INVALID")
 """Fields and items of a request: an empty item of two bytes takes a hundred once it is parsed."""

@@ -107,6 +107,7 @@ class Settings(LogSettings, BufferLimits):
     """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
     and from any worker."""
     group_min: int = _DEFAULTS.group_min
+    drop_equal: str = _DEFAULTS.drop_equal
     capacity_chunks: int = _DEFAULTS.capacity_chunks
     capacity_bytes: Bytes = _DEFAULTS.capacity_bytes
     """Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at most

@@ -216,3 +216,14 @@ def test_groups_that_lack_members_are_named_with_these_and_for_how_long(arrived:
         "3 s; group 'z' lacks members 1, 2, 3 and 4 more for 1 s."
     )
     assert found.headline.endswith(told)
+
+
+@pytest.mark.parametrize("open_count", [0, 1])
+def test_groups_that_were_dropped_as_equal_are_counted(open_count: int) -> None:
+    groups = (OpenGroup("x", 7, (3,), 2.0),) * open_count
+    after = buffer(open_chunk_count=open_count, open_groups=groups, counters={"groups_equal": 5})
+    config = replace(
+        after.config, assembly=AssemblyPolicy.GROUPS, fragments_per_chunk=8, drop_equal="reward"
+    )
+    found = judge(replace(after, config=config))
+    assert found.headline.endswith("Dropped because all members had one reward: 5 groups.")

@@ -39,6 +39,7 @@ PUBLIC = [
     "ReplayBufferError",
     "SampleToInsertRatio",
     "SchemaPolicy",
+    "Sequence",
     "ServerOptions",
     "StepWriter",
     "Tls",

@@ -101,9 +101,11 @@ def make_config(
         lead_chunks=choose([0.0, 1.0]),
     )
     size = fragments_per_chunk or choose([1, 2, 3])
+    assembly, name = choose(assemblies), choose(["", "", "reward"])
     return BufferConfig(
         fragments_per_chunk=size,
-        assembly=choose(assemblies),
+        assembly=assembly,
+        drop_equal=name if assembly is AssemblyPolicy.GROUPS else "",
         group_min=min(size, choose([0, 0, 1, 2])),
         capacity_chunks=capacity_chunks,
         capacity_bytes=choose([1000, 24, 12, 1000]),
@@ -262,6 +264,7 @@ class BufferMachine(RuleBasedStateMachine):
             version_max=min(version + spread, max(version, self.model.version)),
             size_bytes=size,
             discontinuity=discontinuity,
+            numbers=f'{{"reward":{size // 4}}}',
         )
         self.offer(fragment)
 
@@ -637,7 +640,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(config=configs(), keeps_length=st.booleans())
     def update(self, config: BufferConfig, keeps_length: bool) -> None:
-        config = dataclasses.replace(config, assembly=self.model.config.assembly)
+        assembly = self.model.config.assembly
+        name = config.drop_equal if assembly is AssemblyPolicy.GROUPS else ""
+        config = dataclasses.replace(config, assembly=assembly, drop_equal=name)
         if keeps_length:
             fragments_per_chunk = self.model.config.fragments_per_chunk
             config = dataclasses.replace(

@@ -1,5 +1,6 @@
 """The rules of groups, in the naive model's plain lists: what is a worker there is a group here."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -102,7 +103,14 @@ class NaiveGroups(NaiveBuffer):
         if len(worker.open) == self.config.fragments_per_chunk:
             self.close(worker, "complete")
 
+    def agree(self, members: list[Fragment]) -> bool:
+        values = [json.loads(each.numbers or "{}").get(self.config.drop_equal) for each in members]
+        return None not in values and all(value == values[0] for value in values)
+
     def close(self, group: NaiveWorker, reason: str) -> None:
+        if self.config.drop_equal and self.agree(group.open):
+            self.drop_group(group, "equal")
+            return
         members = sorted(group.open, key=lambda each: each.fragment_index)
         group.open = []
         self.end_group(group, reason)

@@ -481,3 +481,80 @@ def test_a_reason_for_leaving_that_readers_brought_is_told_as_lost() -> None:
     [chunk] = state.holdings.table.held.values()
     state.note_unused(chunk.fragments, EvictionReason.QUARANTINED)
     assert [("a", "lost", 1)] == ends(world)
+
+
+# drop_equal
+
+
+def rewarded(world: World, group: str, *rewards: str | None) -> None:
+    for member, reward in enumerate(rewards):
+        numbers = "" if reward is None else f'{{"reward":{reward}}}'
+        assert ADMITTED is world.append(group, member, numbers=numbers)
+
+
+def test_a_complete_group_whose_members_agree_is_dropped_as_equal() -> None:
+    world = world_of_groups(drop_equal="reward", capacity_chunks=1)
+    rewarded(world, "differ", "1.0", "0.0", "1.0")
+    rewarded(world, "agree", "1.0", "1", "1.0")
+    assert [("differ", "complete", 3), ("agree", "equal", 3)] == ends(world)
+    assert ["differ"] == [worker for worker, _, _ in world.held()][::SIZE], "nothing was evicted"
+    assert (3, 1) == (world.count("fragments_discarded_equal"), world.count("groups_equal"))
+    late = world.answer(make_fragment("agree", 0))
+    assert DUPLICATE is late.outcome
+    assert 1 == world.count("groups_complete")
+
+
+def test_members_that_lack_the_number_or_have_none_of_it_agree_in_nothing() -> None:
+    world = world_of_groups(drop_equal="reward")
+    rewarded(world, "one lacks it", "1.0", None, "1.0")
+    rewarded(world, "all lack it", None, None, None)
+    rewarded(world, "no number", "NaN", "NaN", "NaN")
+    assert ["complete"] * 3 == [reason for _, reason, _ in ends(world)]
+
+
+def test_texts_and_flags_agree_as_numbers_do() -> None:
+    world = world_of_groups(drop_equal="reward")
+    rewarded(world, "texts", '"bad"', '"bad"', '"bad"')
+    rewarded(world, "flags", "true", "true", "false")
+    assert ["equal", "complete"] == [reason for _, reason, _ in ends(world)]
+
+
+def test_a_partial_group_whose_members_agree_is_dropped_as_equal() -> None:
+    world = world_of_groups(drop_equal="reward", group_min=2)
+    rewarded(world, "agree", "0.5", "0.5")
+    rewarded(world, "differ", "0.5", "0.6")
+    world.advance(11.0)
+    assert [("agree", "equal", 2), ("differ", "partial", 2)] == ends(world)
+
+
+def test_equal_groups_are_kept_until_the_buffer_is_told_to_drop_them() -> None:
+    world = world_of_groups()
+    rewarded(world, "before", "1.0", "1.0", "1.0")
+    world.update(fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS, drop_equal="reward")
+    rewarded(world, "after", "1.0", "1.0", "1.0")
+    assert [("before", "complete", 3), ("after", "equal", 3)] == ends(world)
+
+
+def test_ends_as_equal_survive_a_restart() -> None:
+    world = world_of_groups(drop_equal="reward")
+    rewarded(world, "agree", "1.0", "1.0", "1.0")
+    rewarded(world, "open", "1.0", "1.0")
+    taken, entries = world.buffers.snapshot(), world.buffers.take_entries()
+    for base, replayed in (((), entries), (taken, [])):
+        world.buffers = BufferSet.restore(base, random.Random(1), is_recording=True)
+        world.buffers.replay(replayed)
+        assert taken == world.buffers.snapshot()
+        assert ADMITTED is world.append("open", 2, numbers='{"reward":1.0}')
+        assert [("agree", "equal", 3), ("open", "equal", 3)] == ends(world)
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"drop_equal": "reward", "assembly": AssemblyPolicy.CONSECUTIVE}, "groups alone"),
+        ({"drop_equal": "r" * 65}, "at most 64 bytes"),
+    ],
+)
+def test_a_name_to_drop_by_that_cannot_be_is_refused(limits: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"drop_equal.*{text}"):
+        world_of_groups(**limits)

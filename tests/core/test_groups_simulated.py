@@ -31,8 +31,13 @@ from support.tiers import long_but
 SIZE, BATCH = 8, 40
 MEMBERS = (8_000, 100_000)
 """The few in `make test`, the many in `make test-long`."""
-TOLD = {"incomplete", "stale", "lost", "evicted"}
+TOLD = {"incomplete", "stale", "lost", "evicted", "equal"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def numbers(group: str) -> str:
+    """The reward of a member: in every seventh group the same for all."""
+    return '{"reward":1.0}' if int(group[1:]) % 7 == 0 else f'{{"reward":{random.random()}}}'
 
 
 class Producers:
@@ -59,7 +64,9 @@ class Producers:
             sent.append(self.pending.pop(place))
         sent += self.rng.sample(sent, 4)
         return [
-            make_fragment(name, member, version=made_at, session_id="s", size_bytes=1)
+            make_fragment(
+                name, member, version=made_at, session_id="s", size_bytes=1, numbers=numbers(name)
+            )
             for name, member, made_at in sent
         ]
 
@@ -199,6 +206,7 @@ def test_no_group_is_partial_stale_or_granted_twice_and_each_member_is_delivered
         fragments_per_chunk=SIZE,
         assembly=AssemblyPolicy.GROUPS,
         group_min=random.Random(seed).choice([0, 6]),
+        drop_equal="reward",
         capacity_chunks=30,
         staleness_max=3,
         open_chunk_s=1.5,
@@ -212,6 +220,8 @@ def test_no_group_is_partial_stale_or_granted_twice_and_each_member_is_delivered
     simulation.check_the_end()
     simulation.buffers.check_invariants()
     found = set(simulation.reasons.values())
-    assert {"complete", "incomplete", "stale"} <= found
+    assert {"complete", "incomplete", "stale", "equal"} <= found
+    equal = {group for group, reason in simulation.reasons.items() if reason == "equal"}
+    assert all(int(group[1:]) % 7 == 0 for group in equal)
     # Of few it may be that none is so late.
     assert members < MEMBERS[-1] or simulation.refused > 50

@@ -120,6 +120,7 @@ class _Act:
                     fragments_per_chunk=3,
                     assembly=AssemblyPolicy.GROUPS,
                     group_min=2,
+                    drop_equal="reward",
                     open_chunk_s=1.5,
                 ),
             )
@@ -202,7 +203,7 @@ class _Act:
         self._do(DropPayloads(KEPT, (lost,)))
 
     def _in_groups(self) -> None:
-        """Groups that ended complete, partial, incomplete and stale, and one that is open."""
+        """Groups that ended complete, partial, incomplete, stale and equal, and an open one."""
         session = SessionId(f"fifth-{self._act}")
         self._do(StartSession(GROUPS, session, ModelVersion(9)))
         for group, member in (
@@ -212,6 +213,9 @@ class _Act:
             ("part", 2),
             ("part", 0),
             ("all", 1),
+            ("same", 2),
+            ("same", 0),
+            ("same", 1),
         ):
             self._append(GROUPS, session, group, member, version=9)
         stale = self._append(GROUPS, session, "late", 0, version=3)
@@ -259,6 +263,7 @@ class _Act:
             discontinuity=discontinuity,
             schema_hash=SCHEMA_HASH if buffer == CHUNKS else 0,
             priority=index % 4 / 2 if buffer == CHUNKS else 1.0,
+            numbers=f'{{"reward":{index * (worker != "same")}}}' if buffer == GROUPS else "",
         )
         (answer,) = self._do(AppendFragments(buffer, [fragment]))
         outcome: AdmissionOutcome = answer.outcome

@@ -17,6 +17,7 @@ from breadbox.model.errors import InvalidRequestError, TreeMismatchError, WaitEl
 from breadbox.model.fragment import Fragment
 from mirror.worlds import NaiveStep, NaiveWorker
 from support.fragments import vector_fragment
+from support.sequences import sequence
 
 CHUNK = 1 << 24
 
@@ -536,3 +537,10 @@ def test_the_one_step_that_can_be_drawn_is_found_among_many() -> None:
         memory.extend(replace(fragment, truncated=truncated, first=lost))
     assert 1 == len(memory)
     assert {3 * CHUNK + 500} == set(memory.sample(16).handle.tolist())
+
+
+def test_a_sequence_is_refused_by_name_and_changes_nothing() -> None:
+    memory = StepMemory(capacity_steps=8)
+    with pytest.raises(InvalidRequestError, match="is a sequence; a mirror keeps steps"):
+        memory.extend(sequence())  # type: ignore[arg-type]
+    assert 0 == memory.step_count

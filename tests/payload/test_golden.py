@@ -1,4 +1,4 @@
-"""Payloads of format version 1 as they were when it was fixed: read for good, and still written.
+"""Payloads of each format version as they were when it was fixed: read for good, and still written.
 
 The files under tests/golden/payloads are never made anew. What a later writer makes may differ only
 in another format version, whose files then stand beside these.
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import breadbox
 from breadbox.payload import decode_tree, encode_fragment, encode_tree
-from breadbox.payload.format import FORMAT_VERSION, parse_head
+from breadbox.payload.format import FORMAT_VERSION, OPEN_FORMAT_VERSION, parse_head
 from breadbox.payload.fragments import fragment_tree
 from breadbox.payload.weights import decode_weights, encode_weights
 from support.fragments import vector_fragment
@@ -73,8 +74,8 @@ TREES: dict[str, Any] = {
 }
 
 
-def golden(name: str) -> bytes:
-    return (GOLDEN / f"v{FORMAT_VERSION}-{name}.payload").read_bytes()
+def golden(name: str, version: int = FORMAT_VERSION) -> bytes:
+    return (GOLDEN / f"v{version}-{name}.payload").read_bytes()
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -126,3 +127,33 @@ def test_weights_of_the_first_version_are_read() -> None:
     decoded = decode_weights(tree["safetensors"].tobytes())
     assert same(weights, {name: decoded[name] for name in weights})
     assert same(weights, {k: decode_weights(encode_weights(weights))[k] for k in weights})
+
+
+def completion() -> breadbox.Sequence:
+    """Open axes of arrays of several ranks, one that compresses among them."""
+    return breadbox.Sequence(
+        group="g",
+        member=3,
+        tokens={"ids": np.arange(5, dtype=np.int32), "logits": np.ones((5, 2), np.float16)},
+        context={"prompt": np.zeros(3000, np.int64), "image": np.eye(3), "none": np.zeros((0, 4))},
+        model_version_min=2,
+        model_version_max=3,
+        session_id="s",
+    )
+
+
+@pytest.mark.parametrize(("name", "codecs"), [("sequence", "raw"), ("sequence-packed", "lz4")])
+def test_sequences_of_version_two_are_read_and_still_written(name: str, codecs: str) -> None:
+    payload = golden(name, OPEN_FORMAT_VERSION)
+    tree, attributes = decode_tree(payload)
+    wanted = completion()
+    assert same({"tokens": wanted.tokens, "context": wanted.context}, tree)
+    assert ("sequence", "3") == (attributes["kind"], attributes["fragment_index"])
+    written = b"".join(encode_fragment(wanted, codecs=codecs))
+    head = parse_head(memoryview(payload), len(payload))
+    assert (5, 5, 3000, 3, 3, 0, 4) == head.layout.lengths
+    if codecs == "raw":
+        assert payload == written
+    else:
+        assert not head.is_raw(2), "it is compressed"
+        assert head.layout.raw == parse_head(memoryview(written), len(written)).layout.raw

@@ -111,10 +111,10 @@ def test_an_axis_of_nothing_does_not_hide_an_impossible_one() -> None:
 
 def test_another_format_version_is_named() -> None:
     payload = payload_of()
-    payload[8:10] = (2).to_bytes(2, "little")
+    payload[8:10] = (3).to_bytes(2, "little")
     with pytest.raises(PayloadFormatError) as caught:
         decode_tree(payload)
-    assert (2, 1) == (caught.value.version, caught.value.supported)
+    assert (3, 2) == (caught.value.version, caught.value.supported)
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 31, 32, 63, 200, 400, 1000, 2_000_000, -1])

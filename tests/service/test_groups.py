@@ -1,5 +1,7 @@
 """Groups through a server: members in any order, ends that are told, waited for and counted."""
 
+import dataclasses
+import json
 from typing import Any
 
 import grpc
@@ -152,3 +154,64 @@ async def test_what_a_buffer_of_groups_lacks_is_shown_and_its_groups_are_no_work
     )
     assert [] == list(buffer.workers)
     assert 1 == buffer.state.counters["groups_complete"]
+
+
+async def test_numbers_come_with_the_grant_and_say_which_groups_are_dropped() -> None:
+    config = dataclasses.replace(GROUPS, drop_equal="reward")
+    async with served(config) as it:
+        await it.start()
+        for group in ("agree", "differ"):
+            sent = [it.metadata(member, worker_id=group) for member in range(3)]
+            for member, each in enumerate(sent):
+                each.numbers = f'{{"reward":{member if group == "differ" else 1}}}'
+            await it.append(*sent)
+        granted = (await it.fetch(3)).grant.fragments
+        assert [f'{{"reward":{n}}}' for n in range(3)] == [e.metadata.numbers for e in granted]
+        equal, complete = (
+            fragment_pb2.GROUP_END_REASON_EQUAL,
+            fragment_pb2.GROUP_END_REASON_COMPLETE,
+        )
+        assert [("agree", equal, 3), ("differ", complete, 3)] == told(await ends(it))
+        late = it.metadata(2, worker_id="agree")
+        assert [fragment_pb2.ADMISSION_OUTCOME_DUPLICATE] == [
+            each.outcome for each in (await it.append(late)).results
+        ]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        "no JSON",
+        "[1]",
+        "7",
+        "[" * 5000,
+        json.dumps({str(n): n for n in range(17)}),
+        json.dumps({"a" * 65: 1}),
+        json.dumps({"": 1}),
+        json.dumps({"a": "b" * 65}),
+        json.dumps({"a": 2**63}),
+        json.dumps({"a": None}),
+        json.dumps({"a": [1]}),
+        '{"a": "' + " " * 20_000 + '"}',
+    ],
+    ids=lambda text: text[:12],
+)
+async def test_numbers_that_are_none_or_too_many_or_too_large_are_refused(numbers: str) -> None:
+    async with served(GROUPS) as it:
+        await it.start()
+        wrong = it.metadata(1, worker_id="a")
+        wrong.numbers = numbers
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await it.append(it.metadata(0, worker_id="a"), wrong)
+        assert "ARGUMENT_INVALID" == reason_of(caught.value)
+        assert "fragments[1].numbers" in str(caught.value.details())
+        assert [ADMITTED] == await outcomes(it, ("a", 0)), "nothing of it was admitted"
+
+
+async def test_the_longest_numbers_are_taken() -> None:
+    longest = json.dumps({f"{n:02}" + chr(1) * 62: chr(1) * 64 for n in range(16)})
+    async with served(GROUPS) as it:
+        await it.start()
+        member = it.metadata(0, worker_id="a")
+        member.numbers = longest
+        assert [ADMITTED] == [each.outcome for each in (await it.append(member)).results]

@@ -32,6 +32,7 @@ def make_fragment(
     step_count: int = 4,
     schema_hash: int = 0,
     priority: float = 1.0,
+    numbers: str = "",
     payload: Payload | None = None,
 ) -> Fragment:
     """Make a fragment; its payload is new unless one is given."""
@@ -46,6 +47,7 @@ def make_fragment(
         discontinuity=discontinuity,
         schema_hash=schema_hash,
         priority=priority,
+        numbers=numbers,
     )
 
 

@@ -20,7 +20,7 @@ from breadbox.aio.lease import Lease
 from breadbox.aio.service import Service
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Appendable, Fragment
 from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
 from breadbox.operations import calls, operations
@@ -207,7 +207,7 @@ class Client(ProcessBound):
 
     async def append(
         self,
-        fragment: Fragment,
+        fragment: Appendable,
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
@@ -217,7 +217,7 @@ class Client(ProcessBound):
 
     async def append_many(
         self,
-        fragments: Iterable[Fragment],
+        fragments: Iterable[Appendable],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from breadbox.aio.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Fragment, the_sequence
+from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
@@ -51,7 +52,7 @@ class Lease(Granted):
 
     async def fragments(
         self, *, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
-    ) -> AsyncIterator[Fragment]:
+    ) -> AsyncGenerator[Fragment, None]:
 
         self._is_read = True
 
@@ -66,6 +67,13 @@ class Lease(Granted):
             async for fragments in loaded:
                 for fragment in fragments:
                     yield fragment
+
+    async def sequences(
+        self, *, columns: Sequence[str] | None = None
+    ) -> AsyncIterator[TokenSequence]:
+        async with aclosing(self.fragments(columns=columns)) as loaded:
+            async for each in loaded:
+                yield the_sequence(each)
 
     @overload
     def batches(

@@ -28,6 +28,9 @@ class BufferLimits(Settings):
     group_min: int | None = setting(None, environment=False, ge=0)
     """Members with which a group that is silent for --open-chunk-s is delivered; with fewer it is
     dropped. 0: all of them."""
+    drop_equal: str | None = setting(None, environment=False)
+    """Name of a number of sequences, such as reward: a group is dropped if all its members have the
+    same. Empty: none is."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
     """Chunks held for fetches; beyond, --full-policy decides."""
     capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)

@@ -193,6 +193,8 @@ class StepMemory:
             TreeMismatchError: Its arrays differ from those of the fragments before.
             UnsupportedArrayError: An array cannot be kept, or a required array is absent.
         """
+        if not isinstance(fragment, Fragment):
+            raise InvalidRequestError("fragment", "is a sequence; a mirror keeps steps")
         if not fragment.step_count:
             return NONE
         return self._held.extend(fragment, chunk_id)

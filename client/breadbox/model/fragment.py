@@ -2,18 +2,21 @@
 
 Step t is the policy's observation and action at time t, and the environment's answer to them:
 `reward[t]`, `terminated[t]` and `truncated[t]` answer `action[t]`.
+
+A sequence is a member of a group: T tokens of one completion, and nothing that only steps have.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from breadbox.model.errors import TreeMismatchError
+from breadbox.model.errors import InvalidRequestError, TreeMismatchError
 from breadbox.model.summaries import summary, summary_html
-from breadbox.model.types import FragmentMetadata
+from breadbox.model.types import FragmentMetadata, Number, checked_numbers
 
 Tree = Any
 """Nested dicts (string keys), lists and tuples of numpy arrays, or None."""
@@ -146,6 +149,145 @@ ARRAY_FIELDS: Final = tuple(
     each.name for each in fields(Fragment) if each.name not in METADATA_FIELDS
 )
 _arrays_of = attrgetter(*ARRAY_FIELDS)
+
+
+@dataclass(slots=True, kw_only=True)
+class Sequence:
+    """One member of a group, such as a completion of T tokens. Arrays are not copied.
+
+    ```python
+    sequence = breadbox.Sequence(
+        group="prompt-7",
+        member=0,
+        tokens={"ids": np.array([11, 12, 13]), "log_prob": np.zeros(3, np.float32)},
+        context={"prompt": np.array([4, 5])},
+        numbers={"reward": 1.0},
+        model_version_min=3,
+        model_version_max=3,
+    )
+    ```
+
+    Attributes:
+        group: Name of the group, such as the id of the prompt.
+        member: Number of the member in its group, from 0.
+        tokens: Arrays [T, ...] by name, at least one, all of the same T of at least 1.
+        context: Arrays of any shape by name, for the sequence as a whole.
+        numbers: At most 16 numbers, flags and texts by name, which the server lists and learners
+            see without loading a payload. An integer has 64 bits; a name and a text have at most 64
+            bytes.
+        model_version_min: Version that produced the oldest token.
+        model_version_max: Version that produced the newest token.
+        session_id: The session it was made for. If it is empty, an append asks for the current
+            session, and sets it.
+
+    Raises:
+        InvalidRequestError: A name or number is not as above.
+        TreeMismatchError: An array of `tokens` has no rows, or not as many as the first.
+    """
+
+    group: str
+    member: int
+    tokens: Mapping[str, NDArray[Any]]
+    context: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    model_version_min: int
+    model_version_max: int
+    session_id: str = ""
+    discontinuity: ClassVar[bool] = False
+    priority: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        self.numbers = checked_numbers(self.numbers)
+        self.tokens = _arrays_by_name("tokens", self.tokens)
+        self.context = _arrays_by_name("context", self.context)
+        if both := self.tokens.keys() & self.context.keys():
+            raise InvalidRequestError("context", f"has {min(both)!r}, which tokens has as well")
+        if not self.tokens:
+            raise InvalidRequestError("tokens", "must hold at least one array")
+        wanted: int | None = None
+        for name, array in self.tokens.items():
+            shape = tuple(getattr(array, "shape", ()))
+            if not shape or not shape[0] or shape[0] != (wanted or shape[0]):
+                raise TreeMismatchError(f"tokens.{name}", f"[{wanted or 'T'}, ...]", str([*shape]))
+            wanted = shape[0]
+
+    def __repr__(self) -> str:
+        """Show group, member and versions, and the arrays with dtypes and shapes, in one line."""
+        return summary("Sequence", self._facts(), self._arrays())
+
+    def _repr_html_(self) -> str:
+        return summary_html("Sequence", self._facts(), self._arrays())
+
+    @classmethod
+    def read(cls, metadata: FragmentMetadata, tokens: Tree, context: Tree) -> Self:
+        """Return the sequence of a metadata, with those arrays that were read; the library's own.
+
+        Raises nothing, since the arrays were checked as they were read.
+        """
+        made = object.__new__(cls)
+        made.group, made.member = metadata.worker_id, metadata.fragment_index
+        made.tokens, made.context = (
+            {name: leaf for name, leaf in (named or {}).items() if leaf is not None}
+            for named in (tokens, context)
+        )
+        made.numbers, made.session_id = metadata.numbers, metadata.session_id
+        made.model_version_min = metadata.model_version_min
+        made.model_version_max = metadata.model_version_max
+        return made
+
+    def _facts(self) -> list[str]:
+        low, high = self.model_version_min, self.model_version_max
+        return [
+            *(f"{name}={getattr(self, name)!r}" for name in ("group", "member")),
+            f"model version {low}" if low == high else f"model versions {low} to {high}",
+            *(f"{name}={value!r}" for name, value in self.numbers.items()),
+        ]
+
+    def _arrays(self) -> dict[str, Tree]:
+        return {"tokens": self.tokens, "context": self.context}
+
+    @property
+    def worker_id(self) -> str:
+        """`group`, under its name in the metadata."""
+        return self.group
+
+    @property
+    def fragment_index(self) -> int:
+        """`member`, under its name in the metadata."""
+        return self.member
+
+    @property
+    def step_count(self) -> int:
+        """T, the number of tokens, or 0 if no array of them was read."""
+        return len(next(iter(self.tokens.values()), ()))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, before any codec: its size in memory."""
+        return tree_size_bytes(self._arrays())
+
+
+Appendable = Fragment | Sequence
+"""What a client appends: a buffer takes either kind, by the schema of its session."""
+
+
+def the_sequence(loaded: object) -> Sequence:
+    """Return what was loaded if it is a sequence, or raise InvalidRequestError."""
+    if not isinstance(loaded, Sequence):
+        raise InvalidRequestError("lease", "holds fragments of steps: take them by fragments()")
+    return loaded
+
+
+def _arrays_by_name(field_name: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(named, Mapping):
+        raise InvalidRequestError(field_name, f"must be a mapping of arrays, got {named!r:.200}")
+    if wrong := [name for name in named if not isinstance(name, str) or not name]:
+        raise InvalidRequestError(field_name, f"has a name that is no text: {wrong[0]!r:.200}")
+    scalars = (np.generic, bool, int, float, complex, list, tuple)
+    return {
+        name: np.asarray(value) if isinstance(value, scalars) else value
+        for name, value in named.items()
+    }
 
 
 def fragment_of(

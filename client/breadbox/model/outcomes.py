@@ -43,6 +43,8 @@ class GroupEndReason(Enum):
     """A payload was lost, or could not be read. The group was dropped."""
     EVICTED = "evicted"
     """Its chunk was evicted for room, or deleted, before a learner used it."""
+    EQUAL = "equal"
+    """All its members have the same number of the name in `drop_equal`. They were dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ create.
 Counts are integers, durations `float` seconds ending `_s`, sizes end `_bytes`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.outcomes import AdmissionOutcome as AdmissionOutcome
@@ -98,6 +99,47 @@ class PayloadReference:
     """Bytes of a piece (the last may be shorter), or 0 if it is stored whole."""
 
 
+Number = int | float | bool | str
+"""A small value by name that the server knows of a sequence."""
+NUMBERS_MAX: Final = 16
+"""Most numbers of a sequence."""
+NUMBER_BYTES_MAX: Final = 64
+"""Most bytes of a number's name, and of a text among the numbers."""
+_INTEGERS: Final = range(-(2**63), 2**63)
+
+
+def checked_numbers(numbers: Mapping[str, Any]) -> dict[str, Number]:
+    """Return numbers as plain values, or raise InvalidRequestError."""
+    if len(numbers) > NUMBERS_MAX:
+        raise InvalidRequestError("numbers", f"are {len(numbers)}; the limit is {NUMBERS_MAX}")
+    checked = {}
+    for name, value in numbers.items():
+        if not isinstance(name, str) or not name or _size_bytes(name) > NUMBER_BYTES_MAX:
+            problem = f"has a name that is not 1 to {NUMBER_BYTES_MAX} bytes of text"
+            raise InvalidRequestError("numbers", f"{problem}: {name!r:.100}")
+        plain = value.item() if getattr(value, "shape", None) == () else value
+        kind = next((each for each in (bool, int, float, str) if isinstance(plain, each)), None)
+        if (
+            kind is None
+            or (kind is int and plain not in _INTEGERS)
+            or (kind is str and _size_bytes(plain) > NUMBER_BYTES_MAX)
+        ):
+            raise InvalidRequestError(
+                f"numbers.{name}",
+                f"must be a number of 64 bits, a flag, or a text of at most {NUMBER_BYTES_MAX} "
+                f"bytes, got {value!r:.100}",
+            )
+        checked[name] = kind(plain)
+    return checked
+
+
+def _size_bytes(text: str) -> float:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return math.inf
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class FragmentMetadata:
     """What the server knows about a fragment; its identity is (buffer, session, worker, index)."""
@@ -115,6 +157,8 @@ class FragmentMetadata:
     stacked."""
     priority: float = 1.0
     """Priority at its append, from 0 to 1e30; a chunk has the largest of its fragments'."""
+    numbers: Mapping[str, Number] = field(default_factory=dict, hash=False)
+    """Numbers of a sequence by name, or empty."""
 
 
 class ArrayType(NamedTuple):
@@ -193,7 +237,7 @@ class FragmentReference:
         return (
             f"FragmentReference({it.worker_id!r} #{it.fragment_index} of {it.session_id!r}, "
             f"{it.step_count} steps, versions {low} to {high}, staleness {self.staleness}, "
-            f"chunk {self.chunk_id}, use {self.use_count})"
+            f"chunk {self.chunk_id}, use {self.use_count}{f', {it.numbers}' if it.numbers else ''})"
         )
 
 
@@ -324,6 +368,7 @@ class BufferConfig:
     with_replacement: bool | None = None
     assembly: AssemblyPolicy | None = None
     group_min: int | None = None
+    drop_equal: str | None = None
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":

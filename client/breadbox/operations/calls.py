@@ -8,7 +8,7 @@ from uuid import uuid4
 from google.protobuf.message import Message
 
 from breadbox.model import types
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Appendable
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import schema_pb2
 from breadbox.wire import conversion as wire
@@ -159,7 +159,7 @@ def append_fragments(
 
 def announce_fragments(
     buffer: str,
-    fragments: Sequence[Fragment],
+    fragments: Sequence[Appendable],
     written: "Sequence[Written]",
     *,
     sends_schemas: bool = False,

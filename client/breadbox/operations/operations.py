@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from threading import Lock
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -32,7 +32,7 @@ import grpc
 
 from breadbox import payload, stores
 from breadbox.model import errors
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Appendable
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
@@ -735,8 +735,8 @@ def load_fragments(
     steps: tuple[int, int] | None,
     *,
     is_mapped: bool = False,
-) -> Operation[list[Fragment]]:
-    """Read the payloads of granted fragments, in order."""
+) -> Operation[list[Any]]:
+    """Read the payloads of granted fragments or sequences, in order."""
     store, references = yield from _store_of(context, references)
     return (
         yield from retrying_store(
@@ -797,7 +797,7 @@ def _discard(
 def append_many(
     context: Context,
     buffer: str,
-    fragments: Iterable[Fragment],
+    fragments: Iterable[Appendable],
     codecs: str | Mapping[str, str] | None = None,
     answered: Callable[[list[AppendResult]], None] | None = None,
 ) -> Operation[list[AppendResult]]:
@@ -810,6 +810,12 @@ def append_many(
     PayloadMissingError if the store lost each payload before its announcement for `reconnect_s`.
     """
     store = yield from _store_on_use(context)
+    fragments = iter(fragments)
+    first = next(fragments, None)
+    if first is not None:
+        fragments = chain([first], fragments)
+        if not first.session_id:
+            fragments = map(partial(_in_session, (yield from _session(context, buffer))), fragments)
     make = partial(_Appending, context, buffer, store, codecs or context.options.codecs)
     if answered is not None:
         yield from _run_in_order(map(make, _groups(fragments)), answered)
@@ -823,6 +829,18 @@ def append_many(
         error.results = (*results, *[unsent] * (len(fragments) - len(results)))
         raise
     return results
+
+
+def _session(context: Context, buffer: str) -> Operation[str]:
+    state = yield from watch_model(context, buffer, None, 0.0)
+    if state is None or not state.session_id:
+        raise errors.InvalidRequestError("session_id", "is empty, and the buffer has no session")
+    return state.session_id
+
+
+def _in_session(session_id: str, fragment: Appendable) -> Appendable:
+    fragment.session_id = fragment.session_id or session_id
+    return fragment
 
 
 def _run_in_order(
@@ -863,8 +881,8 @@ def _run_in_order(
         report()
 
 
-def _groups(fragments: Iterable[Fragment]) -> Iterator[Sequence[Fragment]]:
-    group: list[Fragment] = []
+def _groups(fragments: Iterable[Appendable]) -> Iterator[Sequence[Appendable]]:
+    group: list[Appendable] = []
     size_bytes = 0
     for fragment in fragments:
         fragment_bytes = fragment.size_bytes
@@ -887,7 +905,7 @@ class _Appending:
         buffer: str,
         store: PayloadStore,
         codecs: str | Mapping[str, str],
-        fragments: Sequence[Fragment],
+        fragments: Sequence[Appendable],
     ) -> None:
         self._context = context
         self._origin = context.origin
@@ -979,7 +997,7 @@ class _Appending:
         )
 
     def _write_within(
-        self, deadline: Deadline, fragments: Sequence[Fragment]
+        self, deadline: Deadline, fragments: Sequence[Appendable]
     ) -> list[payload.Written]:
         config = self._context.slot.config
         return payload.write_and_describe(

@@ -10,7 +10,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, PayloadFormatError
-from breadbox.payload.format import CHECKSUMMED_PRELUDE_BYTES, PRELUDE_BYTES, Head, parse_head
+from breadbox.payload.format import (
+    CHECKSUMMED_PRELUDE_BYTES,
+    PRELUDE_BYTES,
+    Head,
+    kind_of,
+    parse_head,
+)
 from breadbox.payload.layout import Layout
 
 KINDS_MAX: Final = 256
@@ -55,6 +61,7 @@ class Kind:
         self._layout = slice(own_end, own_end + len(head.layout.raw))
         self._figures = slice(PRELUDE_BYTES, PRELUDE_BYTES + figures.size)
         self._pack_figures = figures.pack
+        self._lengths = head.layout.lengths
         blocks = [block for index in head.layout.order for block in blocks_of(head, index)]
         # Two at least: of one, the getter would give no tuple.
         self.blocks = itemgetter(*blocks) if len(blocks) > 1 and not head.layout.encoded else None
@@ -68,7 +75,7 @@ class Kind:
 
     def has_checksums(self, head: bytes, digests: Iterable[int]) -> bool:
         """Return whether all blocks of a payload, in order of the body, are as its head says."""
-        return head[self._figures] == self._pack_figures(*digests)
+        return head[self._figures] == self._pack_figures(*self._lengths, *digests)
 
 
 _kinds: Final[dict[bytes, Kind]] = {}
@@ -80,7 +87,7 @@ def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
     groups: dict[Layout, tuple[Head, list[int], list[bytes]]] = {}
     try:
         for position, payload in enumerate(payloads):
-            beginning = payload[:CHECKSUMMED_PRELUDE_BYTES]
+            beginning = kind_of(payload)
             kind = _kinds.get(beginning)
             if kind is None:
                 if len(_kinds) >= KINDS_MAX:

@@ -1,4 +1,4 @@
-"""The payload format, version 1; docs/payload-format.md describes it byte by byte.
+"""The payload format, versions 1 and 2; docs/payload-format.md describes it byte by byte.
 
 The first 48 bytes are the *prelude*, prelude to padding is the *head*. Nothing in a payload is
 ever executed, and a reader checks every size against the payload's own before it allocates.
@@ -20,12 +20,14 @@ from breadbox.model.trees import (
     Structure,
     Tree,
     as_inserted,
+    child_path,
     flatten,
     unflatten,
 )
 from breadbox.payload.codecs import Codecs, Encoded, check_plausible, choose, decode_into, encode
 from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
 from breadbox.payload.layout import (
+    OPEN,
     Layout,
     LayoutReader,
     Places,
@@ -45,6 +47,8 @@ from breadbox.payload.limits import (
 from breadbox.v1 import payload_pb2
 
 FORMAT_VERSION: Final = 1
+OPEN_FORMAT_VERSION: Final = 2
+"""Version of payloads whose layout has open axes."""
 
 _MAGIC: Final = b"BREADBOX"
 _PRELUDE: Final = struct.Struct("<8sHHIQIIQ")
@@ -52,6 +56,8 @@ _CHECKSUM: Final = struct.Struct("<Q")
 CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
+_OPEN_COUNT_AT: Final = slice(10, 12)
+_NO_OPEN: Final = bytes(2)
 _digest: Final = xxhash.xxh3_64_intdigest
 
 _JOIN_BYTES: Final = 16 * 1024
@@ -90,13 +96,22 @@ def encode_tree(
 
 
 def encode_with_layout(
-    tree: Tree, *, attributes: Mapping[str, str] | bytes, codecs: Codecs = "raw"
+    tree: Tree,
+    *,
+    attributes: Mapping[str, str] | bytes,
+    codecs: Codecs = "raw",
+    leading: Mapping[str, int | None] | None = None,
 ) -> tuple[Layout, list[memoryview]]:
-    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout."""
+    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout.
+
+    `leading` is for a tree of two levels: the axes of each field's arrays that the layout leaves
+    open, so many in front, or None for all. Trees that differ in their lengths then share it too.
+    """
     raw_attributes = (
         attributes if isinstance(attributes, bytes) else serialize_attributes(attributes)
     )
-    kind, arrays = _recognise(tree)
+    lengths: list[int] = []
+    kind, arrays = _recognise(tree) if leading is None else _recognise_open(tree, leading, lengths)
     encoded = None
     if codecs != "raw":
         expansion = Expansion()
@@ -111,13 +126,22 @@ def encode_with_layout(
         ]
     layout = kind.layout(arrays, encoded)
     if encoded is not None:
-        return layout, _assemble(layout, [each.buffer for each in encoded], raw_attributes)
+        return layout, _assemble(layout, [each.buffer for each in encoded], raw_attributes, lengths)
     # A copy of a small array costs less than a view of it.
     buffers = [
         array.tobytes() if array.nbytes <= _JOIN_BYTES else byte_view(_contiguous(array))
         for array in arrays
     ]
-    return layout, _assemble(layout, buffers, raw_attributes)
+    return layout, _assemble(layout, buffers, raw_attributes, lengths)
+
+
+def kind_of(payload: bytes) -> bytes:
+    """Return what payloads of one layout and the same lengths have in common at their start."""
+    beginning, open_count = payload[:CHECKSUMMED_PRELUDE_BYTES], payload[_OPEN_COUNT_AT]
+    if open_count == _NO_OPEN:
+        return beginning
+    lengths_bytes = _CHECKSUM.size * int.from_bytes(open_count, "little")
+    return beginning + payload[PRELUDE_BYTES : PRELUDE_BYTES + lengths_bytes]
 
 
 def head_bytes_of(prelude: memoryview) -> int:
@@ -142,16 +166,24 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
         raise PayloadCorruptError("a payload's head fails its checksum")
     raw_layout = bytes(head[layout_at : prelude.head_bytes])
     layout = _layout_reader.read(raw_layout, prelude.layout_hash)
+    open_count = layout.open_count
+    if prelude.open_count != open_count:
+        raise PayloadCorruptError(
+            f"a payload has {prelude.open_count} lengths, its layout {open_count} open axes"
+        )
     figure_count, rest_bytes = divmod(prelude.figure_bytes, _CHECKSUM.size)
-    if rest_bytes or figure_count < len(layout.encoded):
+    own_count = open_count + len(layout.encoded)
+    if rest_bytes or figure_count < own_count:
         raise PayloadCorruptError(f"a payload has {prelude.figure_bytes} bytes of checksums")
     figures = struct.unpack_from(f"<{figure_count}Q", own)
-    places = _place(layout, figures[: len(layout.encoded)])
+    if open_count:
+        layout = layout.at(figures[:open_count])
+    places = _place(layout, figures[open_count:own_count])
     if places.figure_count != figure_count:
         raise PayloadCorruptError(
             f"a payload has {figure_count} sizes and checksums, its arrays {places.figure_count}"
         )
-    if figure_count > CHECKSUM_BLOCKS_MAX + len(layout.encoded):
+    if figure_count > CHECKSUM_BLOCKS_MAX + own_count:
         raise PayloadCorruptError(f"a payload has {figure_count} checksums")
     if places.body_bytes != prelude.body_bytes:
         raise PayloadCorruptError(
@@ -221,6 +253,8 @@ class _TreeKind:
     structure: Structure
     paths: list[str]
     type_names: list[str]
+    shapes: list[tuple[int, ...]] | None = None
+    """Shapes with open axes, or None for those of the arrays."""
     layouts: dict[Hashable, Layout] = field(default_factory=dict)
     """Layouts by the arrays' codecs, or by none if all are raw."""
 
@@ -230,12 +264,11 @@ class _TreeKind:
         layout = self.layouts.get(key)
         if layout is None:
             codecs = codecs or [(payload_pb2.CODEC_RAW, {})] * len(arrays)
+            shapes = self.shapes or [array.shape for array in arrays]
             stored = [
-                StoredArray(
-                    path, name, parse_dtype(name), array.shape, codec, array.nbytes, parameters
-                )
-                for path, name, array, (codec, parameters) in zip(
-                    self.paths, self.type_names, arrays, codecs, strict=True
+                StoredArray(path, name, parse_dtype(name), shape, codec, array.nbytes, parameters)
+                for path, name, shape, array, (codec, parameters) in zip(
+                    self.paths, self.type_names, shapes, arrays, codecs, strict=True
                 )
             ]
             layout = make_layout(self.structure, stored)
@@ -253,13 +286,42 @@ def _recognise(tree: Tree) -> tuple[_TreeKind, Sequence[NDArray[Any]]]:
         _describe(tree)  # Raises again, and names the leaf.
         raise
     signature = tuple(parts)
+    kind = _kinds.get(signature) or _keep(signature, _TreeKind(*_describe(tree)))
+    return kind, leaves
+
+
+def _keep(signature: Hashable, kind: _TreeKind) -> _TreeKind:
+    with _kinds_lock:
+        _kinds[signature] = kind
+        while len(_kinds) > LAYOUTS_MAX:
+            del _kinds[next(iter(_kinds))]
+    return kind
+
+
+def _recognise_open(
+    tree: Mapping[str, Mapping[str, Any]], leading: Mapping[str, int | None], lengths: list[int]
+) -> tuple[_TreeKind, Sequence[NDArray[Any]]]:
+    """Do as `_recognise` for what the layout does not leave open; add the lengths of the rest."""
+    parts: list[Hashable] = []
+    leaves: list[NDArray[Any]] = []
+    shapes: list[tuple[int, ...]] = []
+    for field_name, named in tree.items():
+        parts.append((field_name, *named))
+        open_max = leading[field_name]
+        for name, leaf in named.items():
+            array, type_name = leaf, None
+            if not (type(leaf) is _ndarray and leaf.dtype.kind in "buif"):
+                array, type_name = stored_array(child_path(field_name, name), leaf)
+            shape = array.shape
+            front, rest = shape[:open_max], () if open_max is None else shape[open_max:]
+            lengths += front
+            leaves.append(array)
+            shapes.append((OPEN,) * len(front) + rest)
+            parts += (type_name or array.dtype, shapes[-1])
+    signature = tuple(parts)
     kind = _kinds.get(signature)
     if kind is None:
-        kind = _TreeKind(*_describe(tree))
-        with _kinds_lock:
-            _kinds[signature] = kind
-            while len(_kinds) > LAYOUTS_MAX:
-                del _kinds[next(iter(_kinds))]
+        kind = _keep(signature, _TreeKind(*_describe(tree), shapes))
     return kind, leaves
 
 
@@ -313,10 +375,19 @@ def _place(layout: Layout, sizes: Sequence[int]) -> Places:
 
 
 def _assemble(
-    layout: Layout, buffers: Sequence[bytes | memoryview], raw_attributes: bytes
+    layout: Layout,
+    buffers: Sequence[bytes | memoryview],
+    raw_attributes: bytes,
+    lengths: Sequence[int],
 ) -> list[memoryview]:
     figures = [len(buffers[index]) for index in layout.encoded]
-    places = layout.place(figures)
+    if lengths:
+        places = layout.place_all([*map(len, buffers)])
+        figures[:0] = lengths
+        if places.figure_count > CHECKSUM_BLOCKS_MAX + len(figures):
+            raise UnsupportedArrayError("", f"the arrays have {places.body_bytes} bytes")
+    else:
+        places = layout.place(figures)
     first: list[bytes | memoryview] = []
     small = first
     parts: list[list[bytes | memoryview] | memoryview] = []
@@ -350,7 +421,9 @@ def _head(
         raise UnsupportedArrayError("", f"the payload has {body_offset + body_bytes} bytes")
     attribute_bytes = len(raw_attributes)
     sizes = len(own) - attribute_bytes, attribute_bytes, body_bytes
-    prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, len(layout.raw), layout.hash, *sizes)
+    version = OPEN_FORMAT_VERSION if layout.open_count else FORMAT_VERSION
+    kind = version, layout.open_count, len(layout.raw), layout.hash
+    prelude = _PRELUDE.pack(_MAGIC, *kind, *sizes)
     checksum = _CHECKSUM.pack(_digest(prelude + own))
     return prelude, checksum, own, layout.raw, bytes(body_offset - head_bytes)
 
@@ -363,22 +436,24 @@ class _Prelude(NamedTuple):
     checksum: int
     head_bytes: int
     """Padding not included."""
+    open_count: int
 
 
 def _parse_prelude(prelude: memoryview) -> _Prelude:
     if len(prelude) < PRELUDE_BYTES:
         raise PayloadCorruptError("a payload is shorter than its prelude")
-    magic, version, flags, layout_bytes, layout_hash, figure_bytes, attribute_bytes, body_bytes = (
-        _PRELUDE.unpack_from(prelude)
-    )
+    magic, version, open_count, layout_bytes, layout_hash, *sizes = _PRELUDE.unpack_from(prelude)
+    figure_bytes, attribute_bytes, body_bytes = sizes
     if magic != _MAGIC:
         raise PayloadCorruptError("the bytes are not a payload: their magic differs")
-    if version != FORMAT_VERSION:
-        raise PayloadFormatError(version, FORMAT_VERSION)
-    if flags:
-        raise PayloadCorruptError(f"a payload has unknown flags: {flags:#06x}")
+    if version not in (FORMAT_VERSION, OPEN_FORMAT_VERSION):
+        raise PayloadFormatError(version, OPEN_FORMAT_VERSION)
+    if bool(open_count) != (version == OPEN_FORMAT_VERSION):
+        raise PayloadCorruptError(f"a payload of version {version} has {open_count} lengths")
     head_bytes = PRELUDE_BYTES + layout_bytes + figure_bytes + attribute_bytes
     if head_bytes > HEAD_BYTES_MAX:
         raise PayloadCorruptError(f"a payload declares a head of {head_bytes} bytes")
     (checksum,) = _CHECKSUM.unpack_from(prelude, _PRELUDE.size)
-    return _Prelude(layout_bytes, layout_hash, figure_bytes, body_bytes, checksum, head_bytes)
+    return _Prelude(
+        *(layout_bytes, layout_hash, figure_bytes, body_bytes, checksum, head_bytes, open_count)
+    )

@@ -1,4 +1,4 @@
-"""Fragments as payloads: which tree a fragment is stored as, and how parts of it are read."""
+"""Fragments and sequences as payloads: which trees they are stored as, and how parts are read."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment
+from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Appendable, Fragment
+from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.payload.alike import verify_and_group
@@ -30,6 +31,8 @@ WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
 STEP_FIELDS: Final = tuple(name for name in ARRAY_FIELDS if name not in WHOLE_FIELDS)
 """Fields whose leaves are [T, ...]."""
 FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
+_ROW_FIELDS: Final = frozenset({*STEP_FIELDS, "tokens"})
+"""Fields of fragments and sequences with a row for each step or token."""
 
 PER_FRAGMENT_FIELDS: Final = frozenset({"final_obs_step", "final_obs", "model_version"})
 """Fields that one fragment of a batch may have and another not, or in another length."""
@@ -46,7 +49,10 @@ _KINDS_OF_FIELD: Final = {
 }
 """Fields that are one array of a row each, or absent; and numpy's kinds in them."""
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
+SEQUENCE_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "context": None}
+"""Fields of a sequence, and how many axes in front of their arrays its layout leaves open."""
 _KIND: Final = "fragment"
+_SEQUENCE_KIND: Final = "sequence"
 _IMAGE_SIDE_MIN: Final = 16
 _fields_of = attrgetter(*FIELDS)
 
@@ -59,22 +65,23 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     return tree
 
 
-def fragment_attributes(fragment: Fragment) -> bytes:
+def fragment_attributes(fragment: Appendable) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
     # Two maps of protobuf joined are one: most of it is the same in many fragments, and the rest is
     # an entry of this key, whose lengths are a byte each.
     index = b"%d" % fragment.fragment_index
     entry = b"\n\x0efragment_index\x12%c%b" % (len(index), index)
+    kind = _KIND if isinstance(fragment, Fragment) else _SEQUENCE_KIND
     return _fixed_attributes(
-        fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
+        kind, fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
     ) + b"\n%c%b" % (len(entry), entry)
 
 
 @lru_cache(maxsize=1024)
-def _fixed_attributes(worker_id: str, session_id: str, model_version: str) -> bytes:
+def _fixed_attributes(kind: str, worker_id: str, session_id: str, model_version: str) -> bytes:
     return serialize_attributes(
         {
-            "kind": _KIND,
+            "kind": kind,
             "worker_id": worker_id,
             "session_id": session_id,
             "model_version": model_version,
@@ -82,14 +89,20 @@ def _fixed_attributes(worker_id: str, session_id: str, model_version: str) -> by
     )
 
 
-def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memoryview]:
-    """Encode a fragment as a payload. See `encode_tree` about whose memory the buffers are."""
+def encode_fragment(fragment: Appendable, *, codecs: Codecs = "raw") -> list[memoryview]:
+    """Encode a fragment or sequence. See `encode_tree` about whose memory the buffers are."""
     return _encode(fragment, codecs)[1]
 
 
-def _encode(fragment: Fragment, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
+def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
+    attributes = fragment_attributes(fragment)
+    if not isinstance(fragment, Fragment):
+        tree: Any = {"tokens": fragment.tokens, "context": fragment.context}
+        return encode_with_layout(
+            tree, attributes=attributes, codecs=codecs, leading=SEQUENCE_FIELDS
+        )
     layout, buffers = encode_with_layout(
-        fragment_tree(fragment), attributes=fragment_attributes(fragment), codecs=codecs
+        fragment_tree(fragment), attributes=attributes, codecs=codecs
     )
     try:
         _check_layout(layout, fragment.step_count)
@@ -100,7 +113,7 @@ def _encode(fragment: Fragment, codecs: Codecs) -> tuple[Layout, list[memoryview
 
 
 def write_fragments(
-    store: PayloadStore, fragments: Sequence[Fragment], *, codecs: Codecs = "raw"
+    store: PayloadStore, fragments: Sequence[Appendable], *, codecs: Codecs = "raw"
 ) -> list[PayloadReference]:
     """Write fragments to a store, unannounced, once all are encoded and checked; all or none."""
     return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
@@ -126,7 +139,7 @@ class Written(NamedTuple):
 
 def write_and_describe(
     store: PayloadStore | None,
-    fragments: Sequence[Fragment],
+    fragments: Sequence[Appendable],
     *,
     codecs: Codecs = "raw",
     inline_size_bytes_max: int = 0,
@@ -164,7 +177,7 @@ def schema_of(layout: Layout) -> Schema | None:
     for stored in layout.arrays:
         name = field_of(stored.name)
         if name not in PER_FRAGMENT_FIELDS:
-            shape = stored.shape[1:] if name in STEP_FIELDS else stored.shape
+            shape = stored.shape[1:] if name in _ROW_FIELDS else stored.shape
             arrays.append((stored.name, stored.type_name, shape))
     message = message_of(arrays)
     if len(arrays) > SCHEMA_ARRAYS_MAX or message.ByteSize() > SCHEMA_BYTES_MAX:
@@ -179,8 +192,8 @@ def read_fragments(
     steps: tuple[int, int] | None = None,
     *,
     is_mapped: bool = False,
-) -> list[Fragment]:
-    """Read fragments, or parts of them.
+) -> list[Any]:
+    """Read fragments and sequences, or parts of them, as what they were appended as.
 
     `columns` are paths such as "reward" or "obs.image", each for everything below it; other fields
     are None. `steps` reads [first, last) of each fragment: `in_state` is None then unless `first`
@@ -195,7 +208,7 @@ def read_fragments(
         mapped = store.map_many([each.metadata.payload for each in references])
         if mapped is not None:
             return [
-                _fragment_of(reference, decode_fragment(view, reference))
+                _stored_of(reference, decode_stored(view, reference))
                 for reference, view in zip(references, mapped, strict=True)
             ]
     selection = Selection(columns, steps)
@@ -220,13 +233,13 @@ def read_fragments(
             head = group.head
             places = list(zip(head.layout.arrays, head.places.offsets, strict=True))
             for position, body in zip(group.positions, group.bodies, strict=True):
-                check_fragment(head.layout, references[position].metadata.step_count)
+                check_stored(head.layout, references[position].metadata.step_count)
                 # Each fragment's own, so that one does not keep the others in memory.
                 own = body.copy()
                 arrays = [np.ndarray(at.shape, at.dtype, own, offset) for at, offset in places]
                 read[position] = (head, dict(enumerate(arrays)))
     return [
-        _fragment_of(reference, selection.tree(*read[position], reference))
+        _stored_of(reference, selection.tree(*read[position], reference))
         for position, reference in enumerate(references)
     ]
 
@@ -238,7 +251,7 @@ def describe_arrays(
     described: list[dict[str, ArrayType]] = [{} for _ in references]
 
     def place(position: int, head: Head) -> Sequence[Placement]:
-        check_fragment(head.layout, references[position].metadata.step_count)
+        check_stored(head.layout, references[position].metadata.step_count)
         described[position] = {
             stored.name: ArrayType(stored.type_name, stored.shape) for stored in head.layout.arrays
         }
@@ -271,7 +284,7 @@ class Selection:
         self, head: Head, reference: FragmentReference
     ) -> list[tuple[int, tuple[int, ...], tuple[int, int] | None]]:
         """List the arrays to read, as (index, shape to read, rows or None for all)."""
-        check_fragment(head.layout, reference.metadata.step_count)
+        check_stored(head.layout, reference.metadata.step_count)
         steps = self._steps
         if steps is not None and steps[1] > reference.metadata.step_count:
             raise InvalidRequestError(
@@ -289,7 +302,7 @@ class Selection:
             selected.append((index, shape, rows))
         for column in unmatched:
             # A field that is stored as None is known, and simply None.
-            if column not in FIELDS:
+            if column not in head.layout.structure:
                 known = ", ".join(each.name for each in head.layout.arrays)
                 raise InvalidRequestError("columns", f"{column!r} is none of {known[:500]}")
         return selected
@@ -305,7 +318,7 @@ class Selection:
             return as_leaf(arrays[index], head.layout.arrays[index].type_name)
 
         tree = {name: map_present(leaf, node) for name, node in head.layout.structure.items()}
-        if self._steps is not None:
+        if self._steps is not None and "obs" in tree:
             _cut_to_steps(tree, self._steps, reference.metadata.step_count)
         return tree
 
@@ -332,7 +345,7 @@ class Selection:
         return matched or None
 
     def _rows(self, stored: StoredArray, reference: FragmentReference) -> tuple[int, int] | None:
-        if self._steps is None or field_of(stored.name) not in STEP_FIELDS:
+        if self._steps is None or field_of(stored.name) not in _ROW_FIELDS:
             return None
         if not stored.shape or stored.shape[0] != reference.metadata.step_count:
             raise PayloadCorruptError(
@@ -359,10 +372,33 @@ def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int)
 
 
 def check_fields(tree: Any) -> dict[str, Any]:
-    """Return a tree, or structure, of a fragment; raise PayloadCorruptError for another."""
+    """Return a tree, or structure, of a fragment; raise an error for another."""
+    if is_sequence(tree):
+        raise InvalidRequestError(
+            "references", "name sequences, which do not stack: take them by lease.sequences()"
+        )
     if not isinstance(tree, dict) or tree.keys() != set(FIELDS):
         raise PayloadCorruptError("the payload is not a fragment's")
     return tree
+
+
+def is_sequence(tree: Any) -> bool:
+    """Return whether a tree, or structure, is that of a sequence."""
+    return isinstance(tree, dict) and len(tree) == 2 and tree.keys() == SEQUENCE_FIELDS.keys()
+
+
+def check_stored(layout: Layout, step_count: int) -> None:
+    """Refuse a layout that is neither a fragment's nor a sequence's of so many steps or tokens."""
+    if not is_sequence(layout.structure):
+        check_fragment(layout, step_count)
+        return
+    if not all(isinstance(named, dict) for named in layout.structure.values()):
+        raise PayloadCorruptError("a sequence's arrays have no names")
+    for stored in layout.arrays:
+        if field_of(stored.name) == "tokens" and stored.shape[:1] != (step_count,):
+            raise PayloadCorruptError(
+                f"array {stored.name!r} of {stored.describe()} does not have {step_count} rows"
+            )
 
 
 @lru_cache(maxsize=64)
@@ -395,14 +431,22 @@ def check_fragment(layout: Layout, step_count: int) -> None:
             )
 
 
+def decode_stored(payload: memoryview, reference: FragmentReference) -> dict[str, Any]:
+    """Decode the payload of a fragment or sequence, and verify it; see `decode_tree`."""
+    step_count = reference.metadata.step_count
+    tree, _ = decode_tree(payload, check=lambda layout: check_stored(layout, step_count))
+    decoded: dict[str, Any] = tree
+    return decoded
+
+
 def decode_fragment(payload: memoryview, reference: FragmentReference) -> dict[str, Any]:
     """Decode a fragment's payload, and verify it; see `decode_tree`."""
-    step_count = reference.metadata.step_count
-    tree, _ = decode_tree(payload, check=lambda layout: check_fragment(layout, step_count))
-    return check_fields(tree)
+    return check_fields(decode_stored(payload, reference))
 
 
-def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment:
+def _stored_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment | TokenSequence:
+    if is_sequence(tree):
+        return TokenSequence.read(reference.metadata, **tree)
     shared = {name: getattr(reference.metadata, name) for name in METADATA_FIELDS}
     return Fragment(**shared, **{**tree, "extras": tree["extras"] or {}})
 

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,10 +27,14 @@ from breadbox.payload.limits import (
     LAYOUTS_BYTES_MAX,
     LAYOUTS_MAX,
     NAME_CHARACTERS_MAX,
+    OPEN_AXES_MAX,
     PAYLOAD_BYTES_MAX,
 )
 from breadbox.v1 import payload_pb2
 from breadbox.wire.message_parts import check_few_parts
+
+OPEN: Final = -1
+"""Length of an axis that each payload says for itself: those of any lengths share one layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class StoredArray:
     dtype: np.dtype[Any]
     """Type of the stored elements: unsigned 16-bit for "bfloat16"."""
     shape: tuple[int, ...]
+    """With `OPEN` axes in a layout that `Layout.at` has not been called on."""
     codec: int
     """A value of the wire's enum Codec."""
     raw_bytes: int
@@ -88,6 +93,11 @@ class Layout:
     """As it stands in payloads."""
     hash: int
     """XXH3-64 of `raw`."""
+    open_count: int = 0
+    """Open axes; each payload has their lengths for itself, in order of the tree."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of the open axes, or empty before `at`."""
+    _at: dict[tuple[int, ...], "Layout"] = field(default_factory=dict)
     order: tuple[int, ...] = field(init=False)
     """Order of the arrays in the body: indexes, raw ones first."""
     encoded: tuple[int, ...] = field(init=False)
@@ -103,6 +113,28 @@ class Layout:
         places = _go_on(_nowhere(self), self, raw, [self.arrays[index].raw_bytes for index in raw])
         object.__setattr__(self, "raw_places", places)
 
+    def at(self, lengths: tuple[int, ...]) -> "Layout":
+        """Return the layout with these lengths of its open axes, or raise PayloadCorruptError."""
+        made = self._at.get(lengths)
+        if made is None:
+            left = iter(lengths)
+            arrays = [_with_lengths(stored, left) for stored in self.arrays]
+            made = Layout(
+                *(self.structure, tuple(arrays), self.block_bytes, self.raw, self.hash),
+                open_count=self.open_count,
+                lengths=lengths,
+            )
+            _check_raw_bytes(made.arrays)
+            if len(arrays) <= _ARRAYS_KEPT_MAX:
+                if len(self._at) >= _LENGTHS_KEPT_MAX:
+                    self._at.clear()
+                self._at[lengths] = made
+        return made
+
+    def place_all(self, sizes: Sequence[int]) -> Places:
+        """Give every array its place, from the sizes of all; of open axes no length is needed."""
+        return _go_on(_nowhere(self), self, self.order, [sizes[index] for index in self.order])
+
     def place(self, encoded_sizes: Sequence[int]) -> Places:
         """Give every array its place, from the sizes of the encoded ones."""
         if not self.encoded:
@@ -112,7 +144,8 @@ class Layout:
 
 def _nowhere(layout: Layout) -> Places:
     zeros = [0] * len(layout.arrays)
-    return Places(zeros, zeros, zeros, [b""] * len(layout.arrays), len(layout.encoded), 0)
+    figure_count = layout.open_count + len(layout.encoded)
+    return Places(zeros, zeros, zeros, [b""] * len(layout.arrays), figure_count, 0)
 
 
 def _go_on(places: Places, layout: Layout, indexes: Sequence[int], sizes: Sequence[int]) -> Places:
@@ -132,6 +165,22 @@ def _go_on(places: Places, layout: Layout, indexes: Sequence[int], sizes: Sequen
 def aligned(offset_bytes: int) -> int:
     """Return the next multiple at which the body, or an array, may start."""
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
+
+
+_ARRAYS_KEPT_MAX: Final = 16
+_LENGTHS_KEPT_MAX: Final = 128
+"""Lengths for which a layout of at most so many arrays is kept."""
+
+
+def _with_lengths(stored: StoredArray, lengths: Iterator[int]) -> StoredArray:
+    if OPEN not in stored.shape:
+        return stored
+    shape = tuple([next(lengths) if length == OPEN else length for length in stored.shape])
+    name, type_name, dtype, codec = stored.name, stored.type_name, stored.dtype, stored.codec
+    raw_bytes = math.prod(shape) * dtype.itemsize
+    if not 0 < raw_bytes <= PAYLOAD_BYTES_MAX or codec != payload_pb2.CODEC_RAW:
+        _check_shape(name, type_name, dtype, shape, codec)
+    return StoredArray(name, type_name, dtype, shape, codec, raw_bytes, stored.parameters)
 
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
@@ -164,7 +213,15 @@ def make_layout(structure: Structure, arrays: Sequence[StoredArray]) -> Layout:
         raw = message.SerializeToString(deterministic=True)
     except (UnicodeEncodeError, ValueError) as error:
         raise UnsupportedArrayError("", "a key is not UTF-8 text") from error
-    return Layout(structure, tuple(arrays), block_bytes, raw, xxhash.xxh3_64_intdigest(raw))
+    layout_hash = xxhash.xxh3_64_intdigest(raw)
+    return Layout(structure, tuple(arrays), block_bytes, raw, layout_hash, _open_count(arrays))
+
+
+def _open_count(arrays: Sequence[StoredArray]) -> int:
+    open_count = sum([stored.shape.count(OPEN) for stored in arrays])
+    if open_count > OPEN_AXES_MAX:
+        raise UnsupportedArrayError("", f"{open_count} open axes; the limit is {OPEN_AXES_MAX}")
+    return open_count
 
 
 class LayoutReader:
@@ -219,9 +276,17 @@ def _parse(raw: bytes, layout_hash: int) -> Layout:
         raise PayloadCorruptError(f"a payload has checksum blocks of {block_bytes} bytes")
     arrays: list[StoredArray] = []
     structure = _structure_of(message.tree, arrays)
-    if sum(stored.raw_bytes for stored in arrays if stored.is_raw) > PAYLOAD_BYTES_MAX:
+    _check_raw_bytes(arrays)
+    try:
+        open_count = _open_count(arrays)
+    except UnsupportedArrayError as error:
+        raise PayloadCorruptError(f"a payload's layout has {error}") from error
+    return Layout(structure, tuple(arrays), block_bytes, raw, layout_hash, open_count)
+
+
+def _check_raw_bytes(arrays: Sequence[StoredArray]) -> None:
+    if sum([stored.raw_bytes for stored in arrays if stored.is_raw]) > PAYLOAD_BYTES_MAX:
         raise PayloadCorruptError("a payload's arrays are larger than a payload may be")
-    return Layout(structure, tuple(arrays), block_bytes, raw, layout_hash)
 
 
 def _fill_node(
@@ -252,21 +317,30 @@ def _stored_array_of(name: str, each: payload_pb2.ArrayLayout) -> StoredArray:
         raise PayloadCorruptError(f"an array's name is too long: {name[:40]!r}...")
     dtype = parse_dtype(each.dtype)
     shape = tuple(each.shape[: DIMENSIONS_MAX + 1])
-    if (
-        len(shape) > DIMENSIONS_MAX
-        or any(length < 0 for length in shape)
-        or _extent_bytes(shape, dtype) > PAYLOAD_BYTES_MAX
-    ):
-        raise PayloadCorruptError(f"array {name!r} has an impossible shape")
     if each.codec not in _CODECS:
         raise PayloadCorruptError(
             f"array {name!r} has codec {each.codec}, which this library does not know"
         )
-    if each.codec == payload_pb2.CODEC_H264 and not is_video(shape, each.dtype):
-        raise PayloadCorruptError(f"array {name!r} is said to be video, and holds no frames")
-    raw_bytes = math.prod(shape) * dtype.itemsize
+    is_open = OPEN in shape
+    # With an open axis of one row: its lengths are checked as they come.
+    closed = tuple([1 if length == OPEN else length for length in shape]) if is_open else shape
+    _check_shape(name, each.dtype, dtype, closed, payload_pb2.CODEC_RAW if is_open else each.codec)
+    raw_bytes = 0 if is_open else math.prod(shape) * dtype.itemsize
     parameters = dict(each.codec_parameters)
     return StoredArray(name, each.dtype, dtype, shape, each.codec, raw_bytes, parameters)
+
+
+def _check_shape(
+    name: str, type_name: str, dtype: np.dtype[Any], shape: tuple[int, ...], codec: int
+) -> None:
+    if (
+        len(shape) > DIMENSIONS_MAX
+        or any([length < 0 for length in shape])
+        or _extent_bytes(shape, dtype) > PAYLOAD_BYTES_MAX
+    ):
+        raise PayloadCorruptError(f"array {name!r} has an impossible shape")
+    if codec == payload_pb2.CODEC_H264 and not is_video(shape, type_name):
+        raise PayloadCorruptError(f"array {name!r} is said to be video, and holds no frames")
 
 
 def _extent_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:

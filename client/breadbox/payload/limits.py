@@ -15,6 +15,8 @@ ARRAYS_MAX: Final = 16_384
 """Arrays in a payload."""
 DIMENSIONS_MAX: Final = 32
 """Axes of an array: what every supported numpy can make."""
+OPEN_AXES_MAX: Final = 65_535
+"""Axes of all arrays whose lengths are no part of the layout."""
 LAYOUT_PARTS_MAX: Final = 4 * NODES_MAX + 8 * ARRAYS_MAX
 """Fields and items of a layout at all its levels: what that many nodes and arrays take."""
 LAYOUTS_MAX: Final = 64

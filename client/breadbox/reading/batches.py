@@ -28,7 +28,13 @@ from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.alike import UniformPayloads, verify_and_group
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head
-from breadbox.payload.fragments import FIELDS, PER_FRAGMENT_FIELDS, Selection, decode_fragment
+from breadbox.payload.fragments import (
+    FIELDS,
+    PER_FRAGMENT_FIELDS,
+    Selection,
+    check_fields,
+    decode_fragment,
+)
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
@@ -318,6 +324,7 @@ class _Builder:
                     leaves[stored.name] = as_leaf(array, stored.type_name)
 
     def _plan(self, position: int, head: Head) -> list["_Stacking"]:
+        check_fields(head.layout.structure)
         selected = self._selection.of(head, self._references[position])
         indexes = [index for index, _, _ in selected]
         if self._stack is None:

@@ -27,6 +27,7 @@ class GroupEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_END_REASON_STALE: _ClassVar[GroupEndReason]
     GROUP_END_REASON_LOST: _ClassVar[GroupEndReason]
     GROUP_END_REASON_EVICTED: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_EQUAL: _ClassVar[GroupEndReason]
 ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
 ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
 ADMISSION_OUTCOME_DUPLICATE: AdmissionOutcome
@@ -44,6 +45,7 @@ GROUP_END_REASON_INCOMPLETE: GroupEndReason
 GROUP_END_REASON_STALE: GroupEndReason
 GROUP_END_REASON_LOST: GroupEndReason
 GROUP_END_REASON_EVICTED: GroupEndReason
+GROUP_END_REASON_EQUAL: GroupEndReason
 
 class PayloadReference(_message.Message):
     __slots__ = ("payload_id", "size_bytes", "piece_size_bytes")
@@ -56,7 +58,7 @@ class PayloadReference(_message.Message):
     def __init__(self, payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., piece_size_bytes: _Optional[int] = ...) -> None: ...
 
 class FragmentMetadata(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority", "numbers")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +69,7 @@ class FragmentMetadata(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     fragment_index: int
     session_id: str
@@ -77,7 +80,8 @@ class FragmentMetadata(_message.Message):
     step_count: int
     schema_hash: int
     priority: float
-    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ...) -> None: ...
+    numbers: str
+    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ..., numbers: _Optional[str] = ...) -> None: ...
 
 class FragmentReference(_message.Message):
     __slots__ = ("metadata", "chunk_id", "staleness", "use_count", "priority", "probability", "population")

@@ -21,11 +21,13 @@ from google.protobuf.message import Message
 
 from breadbox.model import types
 from breadbox.model.errors import InternalError, InvalidRequestError
-from breadbox.model.fragment import METADATA_FIELDS, Fragment
+from breadbox.model.fragment import METADATA_FIELDS, Appendable
+from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Functions, MessageMapping, members
 from breadbox.wire.forms import seconds as seconds
+from breadbox.wire.numbers import NUMBERS, to_text
 from breadbox.wire.schemas import NO_SCHEMA
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -127,7 +129,7 @@ PAYLOAD = MessageMapping(fragment_pb2.PayloadReference, types.PayloadReference)
 METADATA = MessageMapping(
     fragment_pb2.FragmentMetadata,
     types.FragmentMetadata,
-    parts={"payload": PAYLOAD},
+    parts={"payload": PAYLOAD, "numbers": NUMBERS},
     # Nearly all have the default, which is left out.
     absent={"priority": 1.0},
 )
@@ -210,12 +212,14 @@ _metadata_fields_of = attrgetter(*METADATA_FIELDS)
 
 
 def announcement(
-    fragment: Fragment, payload: types.PayloadReference | None, schema_hash: int = NO_SCHEMA
+    fragment: Appendable, payload: types.PayloadReference | None, schema_hash: int = NO_SCHEMA
 ) -> fragment_pb2.FragmentMetadata:
     """Return the announcement of a fragment; `payload` is None if it is inline."""
     fields = dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True))
     if fields["priority"] == 1.0:
         del fields["priority"]  # As nearly all have: left out.
+    if type(fragment) is TokenSequence:
+        fields["numbers"] = to_text(fragment.numbers)
     return build(
         fragment_pb2.FragmentMetadata,
         payload=None if payload is None else to_wire(PAYLOAD, payload),

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, Self, get_args
+from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
 from breadbox.model.errors import (
     PERMANENT,
@@ -30,7 +30,7 @@ from breadbox.model.errors import (
     ReplayBufferError,
     UnsupportedArrayError,
 )
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Appendable
 from breadbox.model.types import AdmissionOutcome, AppendResult
 from breadbox.shared.outages import OutageLog
 from breadbox.shared.process_bound import ProcessBound
@@ -70,7 +70,7 @@ class AppendClient(Protocol):
 
     def append_many(
         self,
-        fragments: Iterable[Fragment],
+        fragments: Iterable[Appendable],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
@@ -136,7 +136,7 @@ class AppenderCounts:
 
 
 class _Held(NamedTuple):
-    fragment: Fragment
+    fragment: Appendable
     size_bytes: int
     given_at: float
 
@@ -179,8 +179,8 @@ class Appender(ProcessBound):
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
-        unwanted: Callable[[Fragment], str | None] = lambda _: None,
-        ended: Callable[[Fragment, FragmentEnd], None] = lambda *_: None,
+        unwanted: Callable[[Any], str | None] = lambda _: None,
+        ended: Callable[[Any, FragmentEnd], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread.
@@ -220,13 +220,13 @@ class Appender(ProcessBound):
         self._throttle = Throttle(clock)
         self._error: BaseException | None = None
         self._is_error_raised = False
-        self._unsent: list[Fragment] = []
+        self._unsent: list[Appendable] = []
         self._flush_until = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="breadbox-appender", daemon=True)
         self._thread.start()
 
-    def append(self, fragment: Fragment, *, max_wait_s: float | None = None) -> None:
+    def append(self, fragment: Appendable, *, max_wait_s: float | None = None) -> None:
         """Queue a fragment for sending; do not write to its arrays until it is answered.
 
         ```python
@@ -306,7 +306,7 @@ class Appender(ProcessBound):
                 pending_bytes=self._held_bytes,
             )
 
-    def unsent(self) -> list[Fragment]:
+    def unsent(self) -> list[Appendable]:
         """Return the fragments that an error left unanswered, in order.
 
         ```python
@@ -410,16 +410,16 @@ class Appender(ProcessBound):
         self._settle(results)
         return True
 
-    def _successive(self, fragments: deque[Fragment]) -> Iterator[Fragment]:
+    def _successive(self, fragments: deque[Appendable]) -> Iterator[Appendable]:
         """Yield taken fragments, and then what is due by then; keep no reference to them."""
         while fragments:
             while fragments:
                 yield fragments.popleft()
             fragments = self._take()
 
-    def _take(self) -> deque[Fragment]:
+    def _take(self) -> deque[Appendable]:
         """Take what is due, within the bounds of what is being sent; none if one is unwanted."""
-        taken: deque[Fragment] = deque()
+        taken: deque[Appendable] = deque()
         with self._changed:
             if self._due_in_s() > 0:
                 return taken

@@ -8,9 +8,11 @@ from typing import Any, Final
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN, new_payload_id
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, schema_pb2
+from breadbox.wire import numbers
 from breadbox.wire.forms import DURATION, Choice, Functions, MessageMapping, members
 from breadbox.wire.forms import seconds as seconds
 from breadbox.wire.schemas import (
@@ -319,7 +321,9 @@ def fragments(
             else:
                 pieces_left = _check_pieces(value.payload, "payload", pieces_left)
             check_fragment(value)
-        except InvalidArgumentError as error:
+            if value.numbers:
+                numbers.check(value.numbers)
+        except (InvalidArgumentError, InvalidRequestError) as error:
             raise InvalidArgumentError(
                 f"fragments[{position}].{error.field}", error.problem
             ) from None

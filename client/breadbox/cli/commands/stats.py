@@ -219,7 +219,8 @@ def _chunk_text(config: BufferConfig) -> str:
     if config.assembly is not AssemblyPolicy.GROUPS:
         return f"{frame.counted(size, 'fragment')} per chunk"
     at_least = f", or {config.group_min} once it is silent" if config.group_min else ""
-    return f"groups of {frame.counted(size, 'member')}{at_least}"
+    dropped = f", dropped if all have one {config.drop_equal}" if config.drop_equal else ""
+    return f"groups of {frame.counted(size, 'member')}{at_least}{dropped}"
 
 
 def _at_most(count: int | None) -> str:

@@ -20,6 +20,7 @@ finite."""
 PRIORITY_EXPONENT_MAX = 8.0
 NAME_SIZE_BYTES_MAX = 128
 BUFFER_NAME_LENGTH_MAX = 64
+NUMBER_NAME_BYTES_MAX = 64
 
 
 class FullPolicy(Enum):
@@ -127,6 +128,8 @@ class BufferConfig:
     """How fragments become chunks; changes only in an empty buffer without a session."""
     group_min: int = 0
     """Members with which a silent group is delivered; with fewer it is dropped. 0: all members."""
+    drop_equal: str = ""
+    """Name of a number: a group with the same in all members is dropped. Empty: none is."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -151,6 +154,12 @@ class BufferConfig:
                 "group_min",
                 f"must be at most fragments_per_chunk ({self.fragments_per_chunk}), "
                 f"got {self.group_min}",
+            )
+        if self.drop_equal and self.assembly is not AssemblyPolicy.GROUPS:
+            raise InvalidArgumentError("drop_equal", "is for `assembly` groups alone")
+        if len(self.drop_equal.encode()) > NUMBER_NAME_BYTES_MAX:
+            raise InvalidArgumentError(
+                "drop_equal", f"must be at most {NUMBER_NAME_BYTES_MAX} bytes of UTF-8"
             )
 
     def _check_counts(self) -> None:

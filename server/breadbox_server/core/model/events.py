@@ -42,6 +42,7 @@ class DiscardReason(Enum):
     SESSION_ENDED = "session_ended"
     WORKER_SILENT = "worker_silent"
     PAYLOAD_LOST = "payload_lost"
+    EQUAL = "equal"
 
 
 class LeaseEnd(Enum):

@@ -54,6 +54,8 @@ class GroupEndReason(Enum):
     STALE = "stale"
     LOST = "lost"
     EVICTED = "evicted"
+    EQUAL = "equal"
+    """All members have the same number of the name in `drop_equal`."""
 
 
 class ReleaseMode(Enum):
@@ -92,6 +94,8 @@ class Fragment:
     discontinuity: bool = False
     schema_hash: int = NO_SCHEMA
     priority: float = PRIORITY_DEFAULT
+    numbers: str = ""
+    """Numbers of a sequence by name, as a JSON object, or empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What the arrays of a session's fragments are, and how two fragments differ in that (B30)."""
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model.errors import SchemaMismatchError
@@ -14,6 +15,12 @@ SCHEMAS_MAX: Final = 16
 """Most schemas of a session that are remembered. Beyond them, no producer is asked for its own."""
 
 _KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+
+
+_SEQUENCES_REMEDY: Final = (
+    "the same arrays, but for the number of tokens and the lengths of the context; start "
+    "a new session for others"
+)
 
 
 class SchemaArray(NamedTuple):
@@ -31,7 +38,9 @@ class SchemaArray(NamedTuple):
         name = self.dtype
         if order in "<|" and kind in _KINDS and size.isdecimal():
             name = _KINDS[kind] if kind == "b" else f"{_KINDS[kind]}{8 * int(size)}"
-        return f"{name}{list(self.shape)}"
+        # Of a sequence's context the ranks alone are known.
+        lengths = ", ".join("any" if length < 0 else str(length) for length in self.shape)
+        return f"{name}[{lengths}]"
 
 
 class SchemaOrigin(NamedTuple):
@@ -78,6 +87,15 @@ class SessionSchemas(dict[int, Schema]):
         paths = [path for path in wanted | got if wanted.get(path) != got.get(path)]
         said, says = _by_path(first, SchemaOrigin), _by_path(schema, SchemaOrigin)
         others = sorted(path for path in said.keys() & says if said[path] != says[path])
+        if paths and _is_sequence(wanted) != _is_sequence(got):
+            kinds = ("fragments of steps", "sequences of tokens")
+            raise SchemaMismatchError(
+                session,
+                "kind",
+                *(kinds[_is_sequence(each)] for each in (wanted, got)),
+                remedy=f"to send {kinds[_is_sequence(wanted)]}; give the others a buffer of their "
+                "own",
+            )
         if paths:
             # What follows a step differs with the observation, which says more.
             path = min(paths, key=lambda path: (path.startswith("next_obs"), path))
@@ -87,6 +105,7 @@ class SessionSchemas(dict[int, Schema]):
                 _described(wanted.get(path), is_said=bool(first)),
                 _described(got.get(path), is_said=bool(schema)),
                 more_count=len(paths) - 1,
+                **({"remedy": _SEQUENCES_REMEDY} if _is_sequence(wanted) else {}),
             )
         if others:
             texts = said[others[0]].describe(), says[others[0]].describe()
@@ -116,6 +135,10 @@ def _by_path(
     schema: Schema, kind: type[SchemaArray] | type[SchemaOrigin]
 ) -> dict[str, SchemaArray | SchemaOrigin]:
     return {part.path: part for part in schema if isinstance(part, kind)}
+
+
+def _is_sequence(arrays: Mapping[str, SchemaArray | SchemaOrigin]) -> bool:
+    return any(path.startswith("tokens.") for path in arrays)
 
 
 def _described(array: SchemaArray | SchemaOrigin | None, *, is_said: bool) -> str:

@@ -378,6 +378,11 @@ def _admit(
 
 
 def _close(state: BufferState, fragments: list[Fragment]) -> None:
+    if state.config.drop_equal:
+        group = state.assembly.workers[fragments[0].worker_id]
+        if group.end is GroupEndReason.EQUAL:
+            state.discard(fragments, DiscardReason.EQUAL)
+            return
     state.holdings.close(fragments)
     state.meter.inserted_count += 1
     # The new chunk is one of those that may have to leave (B19).

@@ -116,7 +116,9 @@ class BufferState:
         groups = self.config.assembly is AssemblyPolicy.GROUPS
         self.room.in_any_order = groups
         size = self.config.fragments_per_chunk
-        return Groups(size, self._note_group_end) if groups else Assembly(size)
+        if not groups:
+            return Assembly(size)
+        return Groups(size, self._note_group_end, lambda: self.config.drop_equal)
 
     def _note_group_end(self, reason: GroupEndReason) -> None:
         self.counters[GROUPS_ENDED[reason]] += 1

@@ -9,6 +9,7 @@ O2  A group is open, or has ended with one reason and the number of that end; an
 O3  Ends stand in order of their numbers.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -46,9 +47,15 @@ class Groups(Assembly):
     # Most groups have ended: the bound on them is met all the time.
     idle_search_max: ClassVar[int | None] = None
 
-    def __init__(self, fragments_per_chunk: int, on_end: Callable[[GroupEndReason], None]) -> None:
+    def __init__(
+        self,
+        fragments_per_chunk: int,
+        on_end: Callable[[GroupEndReason], None],
+        drop_equal: Callable[[], str] = str,
+    ) -> None:
         super().__init__(fragments_per_chunk)
         self._on_end = on_end
+        self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
         self.none_idle = (-1, -1)
         """Groups ever freed, and remembered, when none that holds nothing was found."""
@@ -64,18 +71,23 @@ class Groups(Assembly):
         return CLOSES if count + 1 == self.fragments_per_chunk else GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
-        """Put a member into its group; return all members if they are complete, or None."""
+        """Put a member into its group; return all members if they are complete, or None.
+
+        If they are to be dropped as equal, the group's end says so.
+        """
         # To readers that join a worker's fragments, no member goes on where another ends.
         member = fragment if fragment.discontinuity else replace(fragment, discontinuity=True)
         members = super().place(worker, member, now=now)
         if members is None:
             return None
-        self._end(worker, GroupEndReason.COMPLETE)
+        self._end_delivered(worker, members, GroupEndReason.COMPLETE)
         return sorted(members, key=_MEMBER)
 
     def close_partial(self, group: Worker) -> list[Fragment]:
-        """End a group with the members that it has, and return them."""
-        return sorted(self.drop(group, GroupEndReason.PARTIAL), key=_MEMBER)
+        """End a group with the members that it has, and return them, as `place` does."""
+        members = self.discard(group)
+        self._end_delivered(group, members, GroupEndReason.PARTIAL)
+        return sorted(members, key=_MEMBER)
 
     def drop(self, group: Worker, reason: GroupEndReason) -> list[Fragment]:
         """End a group, open or not yet begun, as a whole, and return its members."""
@@ -166,6 +178,14 @@ class Groups(Assembly):
         self._ends[group.end_number] = group
         self._on_end(reason)
 
+    def _end_delivered(
+        self, group: Worker, members: Sequence[Fragment], reason: GroupEndReason
+    ) -> None:
+        name = self._drop_equal()
+        if name and _agree(members, name):
+            reason = GroupEndReason.EQUAL
+        self._end(group, reason)
+
     def check_invariants(self) -> None:
         """Assert O1 to O3 and A2, A3; O(groups remembered)."""
         super().check_invariants()
@@ -180,3 +200,9 @@ class Groups(Assembly):
         members = {each.fragment_index for each in fragments}
         assert len(members) == len(fragments), "O1: a member twice"
         assert max(members) < self.fragments_per_chunk, "O1: members"
+
+
+def _agree(members: Sequence[Fragment], name: str) -> bool:
+    """Return whether all members have a number of a name, and it is the same."""
+    first, *others = [json.loads(each.numbers or "{}").get(name) for each in members]
+    return first is not None and all(each == first for each in others)

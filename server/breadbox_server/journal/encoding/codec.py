@@ -31,7 +31,7 @@ from breadbox_server.journal.encoding.entries import FRAGMENTS, LIMITS, entries_
 from breadbox_server.journal.encoding.frames import JournalFormatError, NewerFormatError
 from breadbox_server.journal.v1 import journal_pb2 as pb
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of written records. It grows with every change of what a journal holds (a test pins the
 schema to it), with a folder in tests/golden. Earlier ones stay readable for ever."""
 COMPRESSION_LEVEL: Final = 1

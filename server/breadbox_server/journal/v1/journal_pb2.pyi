@@ -256,7 +256,7 @@ class BufferLimits(_message.Message):
     def __init__(self, config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ..., outcomes_per_worker_max: _Optional[int] = ..., requests_remembered_max: _Optional[int] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
 
 class FragmentColumns(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash", "priority")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash", "priority", "numbers")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class FragmentColumns(_message.Message):
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: StringColumn
     fragment_index: _containers.RepeatedScalarFieldContainer[int]
     session_id: StringColumn
@@ -281,7 +282,8 @@ class FragmentColumns(_message.Message):
     piece_size_bytes: _containers.RepeatedScalarFieldContainer[int]
     schema_hash: _containers.RepeatedScalarFieldContainer[int]
     priority: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ..., numbers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StringColumn(_message.Message):
     __slots__ = ("strings", "places")
