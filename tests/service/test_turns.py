@@ -211,8 +211,8 @@ async def test_the_end_of_a_group_is_told_only_when_it_is_durable() -> None:
     """Else a caller would go on after a number that another group has once the server crashed."""
     async with journalled() as it:
         config = BufferConfig(assembly=AssemblyPolicy.GROUPS)
-        await it.driver.core.apply(CreateBuffer(GROUPS, config))
-        await it.driver.core.apply(StartSession(GROUPS, RUN))
+        await it.driver.core.call(CreateBuffer(GROUPS, config))
+        await it.driver.core.call(StartSession(GROUPS, RUN))
         hold(it)
         appending = it.group.create_task(append(it.driver, GROUPS, [fragment(it, 0)]))
         await it.journal.writing.wait()
