@@ -20,6 +20,7 @@ from breadbox_server.admission.payloads import (
     StoreWatch,
     UnownedPayloads,
 )
+from breadbox_server.admission.tickets import Tickets
 from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE, OutageError
 from breadbox_server.base.jobs import Jobs
@@ -36,6 +37,9 @@ from breadbox_server.core.model.events import (
     ModelChanged,
     PayloadsDisposable,
     RoomWaitEnded,
+    TicketsRefused,
+    TicketsTaken,
+    TicketWaitElapsed,
     WaitElapsed,
 )
 from breadbox_server.core.model.ids import BufferName, PayloadId
@@ -151,6 +155,7 @@ class Driver:
         self.uses = Uses(clock, buffers.__contains__)
         self.session_users = SessionUsers(clock, buffers.__contains__)
         self.fetches = Fetches(self.core, self.appends.queue.precedence)
+        self.tickets = Tickets(self.core)
         self.chunk_events = ChunkEvents()
         self.step_ends = StepEnds(buffers.collects_groups)
         self._step_ends_shown_at = -math.inf
@@ -362,6 +367,8 @@ class Driver:
                 self.appends.queue.end_wait(event)
             elif isinstance(event, FetchGranted | FetchRefused | WaitElapsed):
                 when_settled(partial(self.fetches.wake, event))
+            elif isinstance(event, TicketsTaken | TicketsRefused | TicketWaitElapsed):
+                when_settled(partial(self.tickets.wake, event))
         if disposable:
             self.appends.quotas.let_go(disposable)
             self.deletions.announce(disposable)

@@ -124,6 +124,13 @@ ENTRIES: list[core_entries.Entry] = [
     core_entries.FragmentTaken(B, FRAGMENT, AdmissionOutcome.STALE),
     grant_made((3, 1), ("l0", "l1"), (60.0, 0.1), fragment_count=4, world_size=2, buffer=B),
     core_entries.TimePassed(B),
+    core_entries.TicketsGiven(
+        B, RequestId("t"), (WorkerId("ticket-1"), WorkerId("ticket-2")), 600.0, "generators"
+    ),
+    RenewTicket(B, WorkerId("ticket-1"), None),
+    RenewTicket(B, WorkerId("ticket-1"), 1 / 3),
+    GiveBackTicket(B, WorkerId("ticket-1"), None),
+    GiveBackTicket(B, WorkerId("ticket-1"), 0),
     StartSession(B, RUN, None),
     StartSession(B, RUN, ModelVersion(3)),
     EndSession(B, RUN),

@@ -28,6 +28,11 @@ class BufferLimits(Settings):
     group_min: int | None = setting(None, environment=False, ge=0)
     """Members with which a group that is silent for --open-chunk-s is delivered; with fewer it is
     dropped. 0: all of them."""
+    groups_per_version: int | None = setting(None, environment=False, ge=0)
+    """Groups that the learner takes for each version: so many tickets are given for each. 0: none
+    are given."""
+    lead_versions: int | None = setting(None, environment=False, ge=0)
+    """Versions that groups with tickets may be ahead of the learner."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
     """Chunks held for fetches; beyond, --full-policy decides."""
     capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)

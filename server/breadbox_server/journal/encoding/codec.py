@@ -23,6 +23,7 @@ from breadbox_server.core.snapshot import (
     GrantSnapshot,
     LeaseSnapshot,
     OpenChunkSnapshot,
+    TicketSnapshot,
     WorkerSnapshot,
 )
 from breadbox_server.core.state.chunks import ChunkState
@@ -31,7 +32,7 @@ from breadbox_server.journal.encoding.entries import FRAGMENTS, LIMITS, entries_
 from breadbox_server.journal.encoding.frames import JournalFormatError, NewerFormatError
 from breadbox_server.journal.v1 import journal_pb2 as pb
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of written records. It grows with every change of what a journal holds (a test pins the
 schema to it), with a folder in tests/golden. Earlier ones stay readable for ever."""
 COMPRESSION_LEVEL: Final = 1
@@ -124,6 +125,7 @@ BUFFER: Final = MessageMapping(
         "chunks": _CHUNKS,
         "workers": MessageMapping(pb.Worker, WorkerSnapshot, reads={"worker_id": as_one_object}),
         "open_chunks": _OPEN_CHUNKS,
+        "tickets": MessageMapping(pb.Ticket, TicketSnapshot),
         "quarantined": QUARANTINED,
         "live_grants": _GRANT,
         "ended_grants": _GRANT,
