@@ -29,9 +29,10 @@ from breadbox.model.types import PayloadReference as PayloadReference
 from breadbox.model.types import PrioritiesReply as PrioritiesReply
 from breadbox.model.types import PublishReply as PublishReply
 from breadbox.model.types import QuarantinedFragment as QuarantinedFragment
-from breadbox.model.types import StalePolicy as StalePolicy
 from breadbox.model.types import StoreConfig as StoreConfig
 from breadbox.model.types import Subscription as Subscription
+from breadbox.model.types import TicketGrant as TicketGrant
+from breadbox.model.types import TicketRenewal as TicketRenewal
 from breadbox.model.types import TorchDevice as TorchDevice
 from breadbox.model.types import WorkerSteps as WorkerSteps
 from breadbox.operations.cursor_reads import LoadedRead as LoadedRead

@@ -193,14 +193,7 @@ def test_a_ticket_is_late_once_its_group_would_be_too_stale(server: ServerProces
         second.give_back(member=3)
         assert ["given_back"] * 2 == [each.reason.value for each in client.group_ends()]
         with pytest.raises(TicketNotFoundError, match="ticket-77"):
-            client._interpreter.run(unknown_given_back(client))  # noqa: SLF001 - no ticket has it
-
-
-def unknown_given_back(client: breadbox.Client) -> object:
-    from breadbox.operations import calls, operations
-
-    call = calls.give_back_ticket(client.buffer, "ticket-77", None)
-    return operations.invoke(client._context, call)  # noqa: SLF001 - as the library does
+            client.service.give_back_ticket("ticket-77")
 
 
 def test_why_a_request_waits_is_said_in_the_error_and_by_explain(server: ServerProcess) -> None:

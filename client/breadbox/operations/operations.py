@@ -448,19 +448,22 @@ def group_ends(
 
 
 def take_tickets(
-    context: Context, buffer: str, count: int, max_wait_s: float | None, lease_s: float
+    context: Context,
+    buffer: str,
+    count: int,
+    max_wait_s: float | None,
+    lease_s: float,
+    request_id: str | None = None,
 ) -> Operation[TicketGrant]:
     """Take tickets; raise WaitElapsedError if the wait is over and none was free."""
     if max_wait_s is not None:
         wire.duration("max_wait_s", max_wait_s)
-    started_at, request_id = context.now(), context.new_id()
+    started_at, request = context.now(), request_id or context.new_id()
     until = started_at + (math.inf if max_wait_s is None else max_wait_s)
     while True:
         answer, _ = yield from repeat(
             context,
-            lambda now: calls.take_tickets(
-                buffer, request_id, count, lease_s, _slice_s(until - now)
-            ),
+            lambda now: calls.take_tickets(buffer, request, count, lease_s, _slice_s(until - now)),
         )
         if isinstance(answer, TicketGrant):
             return answer

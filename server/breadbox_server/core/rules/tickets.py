@@ -28,6 +28,10 @@ def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> Caller
     """Give tickets, let a request wait for some, or repeat what it was given."""
     groups = _check(state, input)
     waiters, request_id = state.ticket_waiters, input.request_id
+    if request_id in groups.tickets.by_request:
+        caller_id = state.shared.next_caller_id()
+        _report(state, request_id, caller_id)
+        return caller_id
     waiter = waiters.waiters.get(request_id)
     if waiter is None:
         if len(waiters.waiters) >= state.config.waiters_max:
@@ -36,9 +40,6 @@ def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> Caller
     elif len(waiter.callers) > RETRIES_MAX:
         raise errors.WaitersFullError(RETRIES_MAX + 1)
     caller_id = state.shared.next_caller_id()
-    if request_id in groups.tickets.by_request:
-        _report(state, request_id, caller_id)
-        return caller_id
     waiters.add(waiter, Caller(caller_id, 0, input.lease_s, now, input.deadline_at))
     serve(state, now=now)
     if input.deadline_at <= now and caller_id in waiters:
