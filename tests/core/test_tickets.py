@@ -16,6 +16,8 @@ from breadbox_server.core.model.errors import (
     WaitersFullError,
 )
 from breadbox_server.core.model.events import (
+    FetchGranted,
+    PayloadsDisposable,
     TicketEnd,
     TicketsEnded,
     TicketsRefused,
@@ -313,6 +315,36 @@ def test_a_group_given_back_with_members_is_delivered_or_dropped_as_if_it_were_s
     assert [(few, "given_back"), (many, "partial")] == world.ends()
     assert 1 == world.count("fragments_discarded_given_back")
     assert {"given_back": 2} == world.ended()
+
+
+def test_a_learner_that_waits_gets_what_a_group_given_back_had() -> None:
+    world = Producers(fragments_per_chunk=3, group_min=1)
+    group = world.take(1)[0]
+    world.append(group, 2)
+    world.fetch(3)
+    world.buffers.take_events()
+    world.back(group)
+    [granted] = world.events(FetchGranted)
+    assert [2] == [each.fragment.fragment_index for each in granted.fragments]
+
+
+def test_the_payloads_of_a_group_given_back_are_told_disposable() -> None:
+    world = Producers()
+    group = world.take(1)[0]
+    world.append(group, 1)
+    world.buffers.take_events()
+    world.back(group)
+    assert 1 == len(world.events(PayloadsDisposable))
+
+
+def test_a_request_that_waits_when_no_tickets_are_given_any_more_is_told_so() -> None:
+    world = Producers()
+    world.take(2)
+    world.ask(request_id="t1", wait_s=5.0)
+    world.update(fragments_per_chunk=SIZE, assembly=AssemblyPolicy.GROUPS)
+    world.advance(5.0)
+    [elapsed] = world.events(TicketWaitElapsed)
+    assert "the buffer gives no tickets: groups_per_version is 0" == elapsed.reason
 
 
 def test_a_group_without_a_member_that_was_given_back_is_delivered_with_the_others() -> None:

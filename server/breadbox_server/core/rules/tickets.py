@@ -14,6 +14,7 @@ from breadbox_server.core.model.ids import CallerId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import GroupEndReason
 from breadbox_server.core.model.validation import check_int, check_name
 from breadbox_server.core.rules import intake
+from breadbox_server.core.rules.granting import settle
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.grants import RETRIES_MAX, Caller
 from breadbox_server.core.state.groups import Groups
@@ -80,7 +81,8 @@ def waiting_reason(state: BufferState) -> str:
     """Say in a sentence with numbers what the next ticket waits for; empty if it would not."""
     config, version = state.config, state.model.version
     if not config.groups_per_version:
-        return ""
+        is_waiting = bool(state.ticket_waiters.waiters)
+        return "the buffer gives no tickets: groups_per_version is 0" if is_waiting else ""
     if version is None:
         return "no session is current"
     if free_count(state) > 0:
@@ -204,6 +206,7 @@ def give_back(state: BufferState, input: inputs.GiveBackTicket, *, now: float) -
         ticket.given_back.add(input.member)
         _look_if_all(state, groups, ticket, now=now)
     state.shared.record(input, now)
+    settle(state, now=now)
 
 
 def _look_if_all(state: BufferState, groups: Groups, ticket: Ticket, *, now: float) -> None:
