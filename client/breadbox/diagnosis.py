@@ -304,17 +304,24 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
 
 
 def _lacking(seen: _Seen) -> str:
-    """Return a sentence about the groups that have been without another member the longest."""
-    groups = seen.state.open_groups[:3]
+    """Return a sentence about the groups that have been without another member the longest.
+
+    One about requests that wait for tickets follows.
+    """
+    groups, waiting_count = seen.state.open_groups[:3], seen.state.ticket_waiter_count
+    paced = ""
+    if waiting_count:
+        requests = counted(waiting_count, "request")
+        paced = f" Waiting for tickets: {requests}; {seen.state.ticket_waiting_reason}."
     if not groups:
-        return ""
+        return paced
     size, parts = seen.fragments_per_chunk, []
     for group, count, members, silent_s in groups:
         more = f" and {size - count - len(members)} more" if size - count > len(members) else ""
         plural = "" if size - count == 1 else "s"
         listed = ", ".join(map(str, members))
         parts.append(f"group {group!r} lacks member{plural} {listed}{more} for {silent_s:.0f} s")
-    return f" Of {counted(seen.state.open_chunk_count, 'open group')}, {'; '.join(parts)}."
+    return f" Of {counted(seen.state.open_chunk_count, 'open group')}, {'; '.join(parts)}.{paced}"
 
 
 def _left_out(seen: _Seen) -> _Judgement | None:

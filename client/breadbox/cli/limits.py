@@ -21,7 +21,8 @@ class BufferLimits(Settings):
     and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
     sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
     full-policy block, sampler oldest_first. stack: the same with sampler newest_first. groups:
-    assembly groups, sampler oldest_first, uses-max 1, schema ragged."""
+    assembly groups, sampler oldest_first, uses-max 1, schema ragged, lead-versions 2,
+    staleness-max 8."""
     fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
     """Consecutive fragments of one worker, or members of a group, that are fetched, used and
     evicted together; cannot be changed later."""
