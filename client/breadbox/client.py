@@ -333,7 +333,7 @@ class Client(ProcessBound):
         """Wait until groups may be begun, and take up to `count` of them; see docs/agents.md.
 
         ```python
-        for ticket in client.tickets(4, max_wait_s=60):
+        for ticket in client.tickets(4, max_wait_s=60, buffer="paced"):
             with ticket:
                 print(ticket.group, ticket.model_version)
                 ticket.give_back()  # Nothing was generated for it.
@@ -346,9 +346,9 @@ class Client(ProcessBound):
 
         Args:
             count: The most tickets to take, at most 1024.
-            max_wait_s: Seconds to wait for the first free ticket; None: without end.
+            max_wait_s: Seconds to wait for the first free ticket, or None to wait without end.
             lease_s: Seconds that a ticket lives.
-            buffer: The buffer; None: the client's.
+            buffer: The buffer, or None for the client's.
 
         Raises:
             WaitElapsedError: None was free in time; it says what the request waited for.

@@ -275,7 +275,7 @@ class Ticket(HeldTicket):
     """The right to fill one group, which the server has named. Use it as a context manager.
 
     ```python
-    for ticket in client.tickets(4, max_wait_s=60):
+    for ticket in client.tickets(4, max_wait_s=60, buffer="paced"):
         with ticket:
             print(ticket.group, ticket.model_version)
             ticket.give_back()  # Nothing was generated for it.
@@ -296,7 +296,7 @@ class Ticket(HeldTicket):
         """Say that the group, or one member of it, will not come.
 
         ```python
-        ticket.give_back(member=3)
+        ticket.give_back(member=1)
         ```
 
         A group ends as `given_back`, or, if at least `group_min` members are there, as `partial`.

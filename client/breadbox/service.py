@@ -251,10 +251,10 @@ class Service:
         """Take tickets of groups, and return their names; see `Client.tickets`.
 
         ```python
-        grant = client.service.take_tickets(2, request_id=request_id)
+        grant = client.service.take_tickets(2, buffer="paced")
         ```
 
-        A repeated `request_id` gets the same tickets; None: a random one.
+        A repeated `request_id` gets the same tickets. Without one it is random.
         """
         return self._interpreter.run(
             operations.take_tickets(
@@ -268,7 +268,7 @@ class Service:
         """Renew a ticket; return its new life, and the current version.
 
         ```python
-        expires_in_s = client.service.renew_ticket(group, lease_s=60).remaining_s
+        renewal = client.service.renew_ticket(ticket.group, lease_s=60, buffer="paced")
         ```
 
         The ticket then lasts `lease_s` seconds from now, or as long as when taken if None.
@@ -284,7 +284,7 @@ class Service:
         """Give a group back, or one member of it; see `Ticket.give_back`. Idempotent.
 
         ```python
-        client.service.give_back_ticket(group, member=3)
+        client.service.give_back_ticket(ticket.group, member=1, buffer="paced")
         ```
         """
         self._invoke(calls.give_back_ticket(self._buffer(buffer), group, member))

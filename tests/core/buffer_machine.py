@@ -613,7 +613,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.request_count += 1
         self.ask_tickets(f"t{self.request_count}", count, max_wait_s, lease_s)
 
-    @precondition(lambda self: isinstance(self.model, NaiveGroups) and self.model.tickets)
+    @precondition(lambda self: isinstance(self.model, NaiveGroups) and bool(self.model.tickets))
     @rule(pick=PICKS)
     def take_tickets_again(self, pick: int) -> None:
         """A retry of a request that was given tickets, or that waits."""
@@ -679,7 +679,9 @@ class BufferMachine(RuleBasedStateMachine):
         name, session = self.ticket_group(pick), self.model.session or "s0"
         self.offer(make_fragment(name, member, session_id=session, version=version))
 
-    @precondition(lambda self: isinstance(self.model, NaiveGroups) and self.model.ticket_waiters)
+    @precondition(
+        lambda self: isinstance(self.model, NaiveGroups) and bool(self.model.ticket_waiters)
+    )
     @rule(pick=PICKS)
     def cancel_tickets(self, pick: int) -> None:
         assert isinstance(self.model, NaiveGroups)

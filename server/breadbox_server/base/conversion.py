@@ -231,7 +231,7 @@ def read_spec(request: "pb.ReadFragmentsRequest") -> ReadSpec:
 
 
 def lease_s(
-    request: "LeasingRequest",
+    request: LeasingRequest,
 ) -> float | None:
     """Return the seconds that a lease is to live, or None if the buffer decides."""
     if not request.HasField("lease_duration"):

@@ -136,7 +136,7 @@ class Assembly:
     """Whether the fragments of a chunk may come in any order."""
     idle_search_max: ClassVar[int | None] = IDLE_SEARCH_MAX
     tickets: Tickets | None = None
-    """Of groups only."""
+    """None unless workers are groups."""
 
     def __init__(self, fragments_per_chunk: int) -> None:
         self.fragments_per_chunk = fragments_per_chunk
