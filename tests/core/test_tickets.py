@@ -1,6 +1,7 @@
 """Tickets: groups reserved ahead, so that producers begin as many as the learner takes."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy, StalePolicy
+from breadbox_server.core.model.entries import ReplayError, TicketsGiven
 from breadbox_server.core.model.errors import (
     BufferNotFoundError,
     DrainingError,
@@ -510,3 +512,16 @@ def test_what_is_too_stale_is_kept_delivered_and_counted_where_the_buffer_says_s
     world.complete(*world.take(1, request_id="t1"), version=5)
     world.granted(SIZE)
     assert 2 == world.count("chunks_delivered_late"), "those within staleness_max are not late"
+
+
+def test_tickets_of_a_journal_that_cannot_be_are_refused() -> None:
+    entry = TicketsGiven(B, RequestId("t"), (WorkerId("ticket-1"),), 1.0, "")
+    plain = World(assembly=AssemblyPolicy.CONSECUTIVE)
+    with pytest.raises(ReplayError, match="a buffer without groups"):
+        plain.buffers.replay([(plain.now, entry)])
+    paced = Producers()
+    paced.take(1)
+    [taken] = paced.buffers.snapshot()
+    impossible = replace(taken, config=replace(taken.config, assembly=AssemblyPolicy.CONSECUTIVE))
+    with pytest.raises(ReplayError, match="a buffer without groups has a ticket"):
+        BufferSet.restore([impossible], random.Random(1))

@@ -86,8 +86,7 @@ def waiting_reason(state: BufferState) -> str:
     if version is None:
         return "no session is current"
     if free_count(state) > 0:
-        count = len(state.ticket_waiters.waiters)
-        return f"{count} requests wait in order of arrival" if count else ""
+        return ""
     return (
         f"all {config.tickets_max} tickets of version {version} are held "
         f"(open groups: {open_count(state)}, complete: {len(state.holdings.table.held)}, "
