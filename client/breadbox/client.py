@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from numpy.typing import NDArray
 
-from breadbox.lease import Lease
+from breadbox.lease import Lease, Ticket
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
 from breadbox.model.fragment import Appendable, Fragment
@@ -321,6 +321,41 @@ class Client(ProcessBound):
         the ends of `workers_max` groups, over restarts too.
         """
         return self._run(operations.group_ends, buffer, after, max_wait_s)
+
+    def tickets(
+        self,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float = 600.0,
+        buffer: str | None = None,
+    ) -> list[Ticket]:
+        """Wait until groups may be begun, and take up to `count` of them; see docs/agents.md.
+
+        ```python
+        for ticket in client.tickets(4, max_wait_s=60, buffer="paced"):
+            with ticket:
+                print(ticket.group, ticket.model_version)
+                ticket.give_back()  # Nothing was generated for it.
+        ```
+
+        The buffer needs `groups_per_version`. A ticket is free as long as fewer groups than
+        `(lead_versions + 1) * groups_per_version` are open, complete, or delivered at the current
+        version; requests get tickets in order of arrival. A ticket ends with its group, or
+        `lease_s` seconds after the latest renewal.
+
+        Args:
+            count: The most tickets to take, at most 1024.
+            max_wait_s: Seconds to wait for the first free ticket, or None to wait without end.
+            lease_s: Seconds that a ticket lives.
+            buffer: The buffer, or None for the client's.
+
+        Raises:
+            WaitElapsedError: None was free in time; it says what the request waited for.
+        """
+        grant = self._run(operations.take_tickets, buffer, count, max_wait_s, lease_s)
+        made = buffer or self.buffer
+        return [Ticket(self._interpreter, made, group, grant) for group in grant.groups]
 
     def load_model(
         self,

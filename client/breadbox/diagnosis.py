@@ -304,12 +304,17 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
 
 
 def _lacking(seen: _Seen) -> str:
-    """Describe the groups that have lacked members the longest, and how many were equal."""
+    """Describe groups that lack members, groups dropped as equal, and requests for tickets."""
     equal, name = seen.state.counters.get("groups_equal", 0), seen.config.drop_equal or "number"
-    dropped = f" Dropped because all members had one {name}: {counted(equal, 'group')}."
+    besides = ""
+    if equal:
+        besides = f" Dropped because all members had one {name}: {counted(equal, 'group')}."
+    if waiting_count := seen.state.ticket_waiter_count:
+        requests = counted(waiting_count, "request")
+        besides += f" Waiting for tickets: {requests}; {seen.state.ticket_waiting_reason}."
     groups = seen.state.open_groups[:3]
     if not groups:
-        return dropped if equal else ""
+        return besides
     size, parts = seen.fragments_per_chunk, []
     for group, count, members, silent_s in groups:
         more = f" and {size - count - len(members)} more" if size - count > len(members) else ""
@@ -317,7 +322,7 @@ def _lacking(seen: _Seen) -> str:
         listed = ", ".join(map(str, members))
         parts.append(f"group {group!r} lacks member{plural} {listed}{more} for {silent_s:.0f} s")
     open_groups = counted(seen.state.open_chunk_count, "open group")
-    return f" Of {open_groups}, {'; '.join(parts)}.{dropped if equal else ''}"
+    return f" Of {open_groups}, {'; '.join(parts)}.{besides}"
 
 
 def _left_out(seen: _Seen) -> _Judgement | None:

@@ -1,6 +1,6 @@
 # Code: breadbox/aio/lease.py, made by scripts/gen_blocking.py. Docstrings: written here.
 
-"""Leases: a granted batch stays readable while the learner works on it."""
+"""Leases: a granted batch stays readable while the learner works on it. Tickets of groups."""
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
@@ -14,9 +14,15 @@ from breadbox.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment, the_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.model.types import (
+    Device,
+    FragmentReference,
+    LeaseGrant,
+    ReleaseMode,
+    TicketGrant,
+)
 from breadbox.operations import operations
-from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
+from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, HeldTicket
 from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
@@ -284,3 +290,67 @@ class Lease(Granted):
         finally:
             mode = ReleaseMode.CONSUMED if error is None else ReleaseMode.RETURNED
             self._end(mode, error)
+
+
+class Ticket(HeldTicket):
+    """The right to fill one group, which the server has named. Use it as a context manager.
+
+    ```python
+    for ticket in client.tickets(4, max_wait_s=60, buffer="paced"):
+        with ticket:
+            print(ticket.group, ticket.model_version)
+            ticket.give_back()  # Nothing was generated for it.
+    ```
+
+    It is renewed while open, and ends with its group. A clean exit stops renewing it: members that
+    lack may come from other processes, until its lease ends. An exception gives it back. If it
+    expires before the first member, the group ends as `lost`.
+    """
+
+    def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
+        """Use `Client.tickets` instead."""
+        super().__init__(interpreter.context, buffer, group, grant)
+        self._interpreter = interpreter
+        self._renewal: BackgroundTask | None = None
+
+    def give_back(self, member: int | None = None) -> None:
+        """Say that the group, or one member of it, will not come.
+
+        ```python
+        ticket.give_back(member=1)
+        ```
+
+        A group ends as `given_back`, or, if at least `group_min` members are there, as `partial`.
+        Without one member it goes on, as long as it can have `group_min` members. If the group has
+        ended, nothing changes.
+
+        Raises:
+            TicketNotFoundError: The ticket has expired.
+        """
+        if member is None:
+            self._end(None)
+        else:
+            self._interpreter.run(self._given_back(member, None))
+
+    def _end(self, is_left_by: BaseException | None) -> None:
+        if self.released:
+            return
+        self.released = True
+        if self._renewal is not None:
+            self._renewal.end()
+        try:
+            self._interpreter.run(self._given_back(None, is_left_by))
+        except ReplayBufferError as problem:
+            if is_left_by is None:
+                raise
+            _log.warning("the ticket of group %s was not given back: %s", self.group, problem)
+
+    def __enter__(self) -> Self:
+        self._renewal = self._interpreter.run_in_background(self._renewing())
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._end(error)
+        elif self._renewal is not None:
+            self._renewal.end()

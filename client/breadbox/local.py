@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from breadbox.model.errors import UnavailableError
-from breadbox.model.types import AssemblyPolicy, FullPolicy, LeaseExpiryPolicy, SchemaPolicy
+from breadbox.model.types import (
+    AssemblyPolicy,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    SchemaPolicy,
+    StalePolicy,
+)
 from breadbox.shared.child_processes import owned_environment
 from breadbox.shared.extras import how_to_install, missing_module
 from breadbox.shared.loopback import loopback_host
@@ -39,6 +45,9 @@ class ServerOptions(TypedDict, total=False):
     assembly: AssemblyPolicy | str
     group_min: int
     drop_equal: str
+    stale: StalePolicy | str
+    groups_per_version: int
+    lead_versions: int
     capacity_chunks: int
     capacity_bytes: int | str
     staleness_max: int

@@ -239,6 +239,56 @@ class Service:
         """
         self._invoke(calls.release_lease(self._buffer(buffer), lease_id, mode, unreadable))
 
+    def take_tickets(
+        self,
+        count: int,
+        max_wait_s: float | None = 60.0,
+        *,
+        request_id: str | None = None,
+        lease_s: float = 600.0,
+        buffer: str | None = None,
+    ) -> types.TicketGrant:
+        """Take tickets of groups, and return their names; see `Client.tickets`.
+
+        ```python
+        grant = client.service.take_tickets(2, buffer="paced")
+        ```
+
+        A repeated `request_id` gets the same tickets. Without one it is random.
+        """
+        return self._interpreter.run(
+            operations.take_tickets(
+                self._context, self._buffer(buffer), count, max_wait_s, lease_s, request_id
+            )
+        )
+
+    def renew_ticket(
+        self, group: str, *, lease_s: float | None = None, buffer: str | None = None
+    ) -> types.TicketRenewal:
+        """Renew a ticket; return its new life, and the current version.
+
+        ```python
+        renewal = client.service.renew_ticket(ticket.group, lease_s=60, buffer="paced")
+        ```
+
+        The ticket then lasts `lease_s` seconds from now, or as long as when taken if None.
+
+        Raises:
+            TicketNotFoundError: The ticket is unknown, or has ended.
+        """
+        return self._invoke(calls.renew_ticket(self._buffer(buffer), group, lease_s))
+
+    def give_back_ticket(
+        self, group: str, member: int | None = None, *, buffer: str | None = None
+    ) -> None:
+        """Give a group back, or one member of it; see `Ticket.give_back`. Idempotent.
+
+        ```python
+        client.service.give_back_ticket(ticket.group, member=1, buffer="paced")
+        ```
+        """
+        self._invoke(calls.give_back_ticket(self._buffer(buffer), group, member))
+
     def get_store_config(self) -> types.StoreConfig:
         """Return the settings of the payload store. The URL may hold a password: never log it.
 

@@ -9,6 +9,7 @@ def loss_of(batch: Batch) -> float: ...
 """
 
 from breadbox.lease import Lease as Lease
+from breadbox.lease import Ticket as Ticket
 from breadbox.model.fragment import Tree as Tree
 from breadbox.model.types import AppendReply as AppendReply
 from breadbox.model.types import AppendResult as AppendResult
@@ -30,6 +31,8 @@ from breadbox.model.types import PublishReply as PublishReply
 from breadbox.model.types import QuarantinedFragment as QuarantinedFragment
 from breadbox.model.types import StoreConfig as StoreConfig
 from breadbox.model.types import Subscription as Subscription
+from breadbox.model.types import TicketGrant as TicketGrant
+from breadbox.model.types import TicketRenewal as TicketRenewal
 from breadbox.model.types import TorchDevice as TorchDevice
 from breadbox.model.types import WorkerSteps as WorkerSteps
 from breadbox.operations.cursor_reads import LoadedRead as LoadedRead

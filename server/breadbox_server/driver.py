@@ -21,7 +21,13 @@ from breadbox_server.admission.payloads import (
     UnownedPayloads,
 )
 from breadbox_server.base.clock import Clock
-from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE, OutageError
+from breadbox_server.base.errors import (
+    JOURNAL,
+    PAYLOAD_STORE,
+    OutageError,
+    PermissionDeniedError,
+    QuotaFullError,
+)
 from breadbox_server.base.jobs import Jobs
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
@@ -30,12 +36,13 @@ from breadbox_server.core.model.errors import BuffersFullError
 from breadbox_server.core.model.events import (
     Event,
     FetchGranted,
-    FetchRefused,
     LeaseEnd,
     LeaseEnded,
     ModelChanged,
     PayloadsDisposable,
     RoomWaitEnded,
+    TicketsTaken,
+    TicketWaitElapsed,
     WaitElapsed,
 )
 from breadbox_server.core.model.ids import BufferName, PayloadId
@@ -50,8 +57,10 @@ from breadbox_server.core.model.inputs import (
     RenewLease,
     ReportUnreadable,
     StartSession,
+    TakeTickets,
 )
-from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.core.rules.tickets import GROUP_PREFIX
+from breadbox_server.journal.durable_core import DurableCore, Outcome, Refused
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import (
@@ -60,6 +69,7 @@ from breadbox_server.limits import (
     INLINE_SIZE_BYTES_MAX,
     READ_KEPT_PART,
     READ_LEASES_MAX,
+    TICKETS_HELD_MAX,
     WAITING_FRAGMENTS_MAX,
     WATCHERS_MAX,
 )
@@ -242,6 +252,27 @@ class Driver:
         finally:
             precedence.begin()
 
+    async def take_tickets(
+        self, command: TakeTickets, caller: Caller
+    ) -> TicketsTaken | TicketWaitElapsed:
+        """Wait for tickets, of which a holder has at most `TICKETS_HELD_MAX`."""
+
+        def check() -> None:
+            self.core.check_serving()
+            buffer = self.core.buffers[command.buffer]
+            held_count = buffer.tickets_of(command.holder, command.request_id)
+            if held_count + command.ticket_count > TICKETS_HELD_MAX:
+                raise QuotaFullError(command.holder, "tickets", TICKETS_HELD_MAX)
+
+        if not caller.may_append_as(GROUP_PREFIX):
+            patterns = ", ".join(caller.workers or ())
+            raise PermissionDeniedError(
+                f"token {caller.name!r}",
+                f"append to groups {GROUP_PREFIX}*, as tickets name them; it is for {patterns}",
+            )
+        await self.core.look(check)
+        return await self.core.wait(command)
+
     async def renew(self, command: RenewLease) -> float:
         """Extend a lease of a fetch or of a reader; return its new expiry."""
         if self.reading.leases.knows(command.buffer, command.lease_id):
@@ -370,7 +401,7 @@ class Driver:
                 when_settled(partial(self._model_settled, event.buffer))
             elif type(event) is RoomWaitEnded:
                 self.appends.queue.end_wait(event)
-            elif isinstance(event, FetchGranted | FetchRefused | WaitElapsed):
+            elif isinstance(event, Outcome | Refused):
                 when_settled(partial(self.core.wake, event))
         if disposable:
             self.appends.quotas.let_go(disposable)

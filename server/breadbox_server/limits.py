@@ -23,6 +23,7 @@ from breadbox_server.core.model.config import (
 from breadbox_server.core.model.schemas import SCHEMAS_MAX
 from breadbox_server.core.rules.intake import INDEX_JUMP_MAX
 from breadbox_server.core.rules.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
+from breadbox_server.core.rules.tickets import TICKETS_PER_REQUEST_MAX
 from breadbox_server.core.state.buffer_state import QUARANTINED_MAX
 from breadbox_server.core.state.subscriptions import SUBSCRIPTIONS_MAX
 
@@ -557,8 +558,16 @@ WATCHERS_MAX: Final = limit(
     "WATCHERS_FULL, for the one that has waited longest of the token that has the most (of the "
     "buffer, where there are no tokens), or for the next of it",
 )
+limit("tickets of a request", TICKETS_PER_REQUEST_MAX, MESSAGE, "ARGUMENT_INVALID")
 GROUP_ENDS_MAX: Final = limit(
     "ends of groups in a reply", 1_024, MESSAGE, "the caller asks for those after them"
+)
+TICKETS_HELD_MAX: Final = limit(
+    "tickets of a buffer, and requests for them that wait",
+    16_384,
+    TOKEN,
+    "QUOTA_FULL",
+    metric="breadbox_tickets",
 )
 READ_LEASES_MAX: Final = limit(
     "leases of readers with a cursor",

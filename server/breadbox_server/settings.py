@@ -23,6 +23,7 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     MinimumChunksConfig,
     SchemaPolicy,
+    StalePolicy,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
@@ -108,11 +109,15 @@ class Settings(LogSettings, BufferLimits):
     and from any worker."""
     group_min: int = _DEFAULTS.group_min
     drop_equal: str = _DEFAULTS.drop_equal
+    groups_per_version: int = _DEFAULTS.groups_per_version
+    lead_versions: int = _DEFAULTS.lead_versions
     capacity_chunks: int = _DEFAULTS.capacity_chunks
     capacity_bytes: Bytes = _DEFAULTS.capacity_bytes
     """Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at most
     half of its file system, of one over 1 GiB all but 512 MiB."""
     staleness_max: int = _DEFAULTS.staleness_max
+    stale: StalePolicy = _DEFAULTS.stale
+    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
     uses_max: int = _DEFAULTS.uses_max
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict chunks, or let producers wait."""

@@ -16,7 +16,6 @@ from google.protobuf.duration_pb2 import Duration
 import breadbox
 from breadbox import aio
 from breadbox.model import errors, types
-from breadbox.model.moved import TO_SERVICE
 from breadbox.model.options import ClientOptions, Tls
 from breadbox.operations import calls, operations
 from breadbox.service import Service
@@ -77,6 +76,7 @@ GRANTED = pb.FetchFragmentsResponse(
         model_version=2,
     ),
 )
+GIVEN = pb.TakeTicketsResponse(groups=["ticket-1"], session_id="s")
 
 
 def start(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -122,6 +122,27 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         (7,),
         {"max_wait_s": 0.0},
         pb.GroupEndsRequest(buffer="b", after_number=7, max_wait=Duration()),
+    ),
+    "TakeTickets": (
+        (2, 1.5),
+        {"request_id": "r", "lease_s": 30.0},
+        pb.TakeTicketsRequest(
+            buffer="b",
+            request_id="r",
+            ticket_count=2,
+            max_wait=Duration(seconds=1, nanos=500_000_000),
+            lease_duration=Duration(seconds=30),
+        ),
+    ),
+    "RenewTicket": (
+        ("g",),
+        {"lease_s": 9.0},
+        pb.RenewTicketRequest(buffer="b", group="g", lease_duration=Duration(seconds=9)),
+    ),
+    "GiveBackTicket": (
+        ("g", 0),
+        {},
+        pb.GiveBackTicketRequest(buffer="b", group="g", member=0),
     ),
     "AppendFragments": (
         ([METADATA],),
@@ -249,7 +270,7 @@ def test_every_rpc_of_the_contract_is_in_the_table_of_calls() -> None:
 @pytest.mark.parametrize("rpc", RPCS)
 def test_every_rpc_is_a_method_of_both_clients_with_one_signature(rpc: str) -> None:
     name = snake(rpc)
-    is_raw = name in TO_SERVICE
+    is_raw = hasattr(Service, name)
     function = getattr(Service if is_raw else breadbox.Client, name)
     awaited = getattr(aio.Service if is_raw else aio.Client, name)
     assert inspect.signature(function).parameters == inspect.signature(awaited).parameters
@@ -270,6 +291,7 @@ async def test_every_method_sends_its_own_request(
 ) -> None:
     args, kwargs, wanted = CASES[rpc]
     fake.will("FetchFragments", GRANTED)
+    fake.will("TakeTickets", GIVEN)
     async with make_caller(kind, address, clock=ManualClock(), buffer="b") as caller:
         await caller.call(snake(rpc), *args, **kwargs)
     assert [(rpc, wanted)] == [(call.method, call.request) for call in fake.received]
@@ -283,6 +305,7 @@ async def test_every_call_has_a_deadline(
     waits = "max_wait" in request.DESCRIPTOR.fields_by_name
     wait_s = request.max_wait.ToTimedelta().total_seconds() if waits else 0.0
     fake.will("FetchFragments", GRANTED)
+    fake.will("TakeTickets", GIVEN)
     async with make_caller(
         kind, address, clock=ManualClock(), buffer="b", deadline_s=4.0
     ) as caller:

@@ -41,6 +41,7 @@ PUBLIC = [
     "SchemaPolicy",
     "Sequence",
     "ServerOptions",
+    "StalePolicy",
     "StepWriter",
     "Tls",
     "WaitElapsedError",
@@ -87,6 +88,9 @@ TYPES = [
     "StepCounts",
     "StoreConfig",
     "Subscription",
+    "Ticket",
+    "TicketGrant",
+    "TicketRenewal",
     "TorchDevice",
     "Tree",
     "WorkerSteps",
@@ -123,6 +127,7 @@ ERRORS = {
     "StoreUnavailableError": "StoreError",
     "StoreUrlError": "StoreError",
     "StandbyError": "UnavailableError",
+    "TicketNotFoundError": "ReplayBufferError",
     "TlsError": "UnavailableError",
     "TreeMismatchError": "ReplayBufferError",
     "UnauthenticatedError": "ReplayBufferError",
@@ -147,7 +152,9 @@ def test_the_types_for_annotations_are_these() -> None:
     assert TYPES == sorted(name for name in vars(breadbox.types) if name[0].isalpha())
 
 
-NEVER_MOVED = {"GroupEnd", "GroupEndReason", "OpenGroup", "Service", "WorkerSteps"}
+NEVER_MOVED = {"GroupEnd", "GroupEndReason", "OpenGroup", "Service", "WorkerSteps"} | {
+    each for each in TYPES if each.startswith("Ticket")
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(TYPES) - NEVER_MOVED))
@@ -182,7 +189,8 @@ def test_everything_that_a_public_signature_mentions_is_exported() -> None:
         getattr(breadbox, name) for name in PUBLIC if not isinstance(getattr(breadbox, name), str)
     ]
     public += [getattr(breadbox.types, name) for name in TYPES]
-    public += [aio.Client, aio.Entering, aio.Lease, aio.Service, aio.connect, aio.local_server]
+    public += [aio.Client, aio.Entering, aio.Lease, aio.Service, aio.Ticket]
+    public += [aio.connect, aio.local_server]
     public += [stores.Deadline, stores.Foreseen, stores.PayloadReceiver, stores.Segment]
     missing = {
         f"{where} mentions {kind.__module__}.{kind.__qualname__}"

@@ -25,9 +25,14 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
+    StalePolicy,
 )
 from breadbox_server.core.model.entries import Entry
-from breadbox_server.core.model.errors import DomainError, FetchExceedsCapacityError
+from breadbox_server.core.model.errors import (
+    DomainError,
+    FetchExceedsCapacityError,
+    InvalidArgumentError,
+)
 from breadbox_server.core.model.events import (
     Event,
     FetchGranted,
@@ -36,9 +41,11 @@ from breadbox_server.core.model.events import (
     RoomWaitEnded,
     StepsEnd,
     StepsEnded,
+    TicketsTaken,
+    TicketWaitElapsed,
     WaitElapsed,
 )
-from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId
+from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragments,
@@ -47,6 +54,7 @@ from breadbox_server.core.model.inputs import (
     EndSession,
     Fetch,
     Fragment,
+    GiveBackTicket,
     Input,
     LeaveQueue,
     Offer,
@@ -54,7 +62,9 @@ from breadbox_server.core.model.inputs import (
     ReleaseLease,
     ReleaseMode,
     RenewLease,
+    RenewTicket,
     Settle,
+    TakeTickets,
     UndeliveredGrant,
     UpdateBuffer,
     UpdatePriorities,
@@ -102,6 +112,7 @@ def make_config(
     )
     size = fragments_per_chunk or choose([1, 2, 3])
     assembly, name = choose(assemblies), choose(["", "", "reward"])
+    groups_per_version = choose([0, 1, 2])
     return BufferConfig(
         fragments_per_chunk=size,
         assembly=assembly,
@@ -110,6 +121,9 @@ def make_config(
         capacity_chunks=capacity_chunks,
         capacity_bytes=choose([1000, 24, 12, 1000]),
         staleness_max=choose([2, 1, 0]),
+        stale=choose([StalePolicy.EVICT] * 4 + [StalePolicy.KEEP]),
+        groups_per_version=groups_per_version,
+        lead_versions=choose([0, 1]) if groups_per_version == 1 else 0,
         uses_max=choose([1, 2, 3]),
         full_policy=choose([FullPolicy.EVICT, FullPolicy.EVICT, FullPolicy.BLOCK]),
         lease_expiry_policy=choose(list(LeaseExpiryPolicy)),
@@ -148,6 +162,8 @@ class BufferMachine(RuleBasedStateMachine):
         """What became of fragments, by payload; without those that are in the buffer unused."""
         self.callers_of_grant: set[int] = set()
         self.callers_in_line: list[CallerId] = []
+        self.callers_of_tickets: list[CallerId] = []
+        self.last_tickets: list[str] = []
         self.reservations: list[tuple[ReservationId, NaiveReservation]] = []
         """Those whose payloads the store has not answered for, whether they live or not."""
         self.base: bytes = encode_snapshot(Snapshot(BEGINNING, 0.0, ()))
@@ -589,6 +605,111 @@ class BufferMachine(RuleBasedStateMachine):
         self.model.remove_caller(caller_id)
         self.apply(CancelFetch(B, caller_id))
 
+    # Tickets
+
+    @rule(
+        count=st.integers(1, 2),
+        max_wait_s=st.sampled_from([0.0, 0.0, 2.0]),
+        lease_s=st.sampled_from([1.0, 4.0, 4.0]),
+    )
+    def take_tickets(self, count: int, max_wait_s: float, lease_s: float) -> None:
+        self.request_count += 1
+        self.ask_tickets(f"t{self.request_count}", count, max_wait_s, lease_s)
+
+    @precondition(lambda self: isinstance(self.model, NaiveGroups) and bool(self.model.tickets))
+    @rule(pick=PICKS)
+    def take_tickets_again(self, pick: int) -> None:
+        """A retry of a request that was given tickets, or that waits."""
+        assert isinstance(self.model, NaiveGroups)
+        known = [each.request_id for each in self.model.tickets]
+        known += [each.request_id for each in self.model.ticket_waiters]
+        self.ask_tickets(self.pick(known, pick), 1, 1.0, 4.0)
+
+    def ask_tickets(self, request_id: str, count: int, max_wait_s: float, lease_s: float) -> None:
+        take = TakeTickets(
+            B,
+            request_id=RequestId(request_id),
+            ticket_count=count,
+            deadline_at=self.now + max_wait_s,
+            lease_s=lease_s,
+        )
+        groups = self.model
+        if not isinstance(groups, NaiveGroups):
+            self.apply(take, InvalidArgumentError)
+            return
+        expected = groups.expect_tickets(take)
+        if not isinstance(expected, str):
+            self.apply(take, expected)
+            return
+        caller_id = self.buffers.apply(take, now=self.now)
+        events = self.buffers.take_events()
+        if expected == "repeated":
+            [event] = events
+            assert isinstance(event, TicketsTaken)
+            named = [each.group for each in groups.tickets if each.request_id == request_id]
+            assert (caller_id, named) == (event.caller_id, list(event.groups))
+            return
+        groups.wait_for_ticket(take, caller_id)
+        self.follow(events)
+
+    def ticket_group(self, pick: int) -> str:
+        """The group of a ticket, that there is or was."""
+        assert isinstance(self.model, NaiveGroups)
+        held = [each.group for each in self.model.tickets]
+        return self.pick([*held, *held, *held, "ticket-1", "ticket-99", "a0"], pick)
+
+    @precondition(lambda self: isinstance(self.model, NaiveGroups))
+    @rule(pick=PICKS, lease_s=st.sampled_from([None, None, 2.0]))
+    def renew_ticket(self, pick: int, lease_s: float | None) -> None:
+        assert isinstance(self.model, NaiveGroups)
+        name = self.ticket_group(pick)
+        error = self.model.renew_ticket(name, lease_s, self.now)
+        self.apply(RenewTicket(B, WorkerId(name), lease_s), error)
+
+    @precondition(lambda self: isinstance(self.model, NaiveGroups))
+    @rule(pick=PICKS, member=st.sampled_from([None, 0, 1, 2]))
+    def give_back_ticket(self, pick: int, member: int | None) -> None:
+        assert isinstance(self.model, NaiveGroups)
+        name = self.ticket_group(pick)
+        error = self.model.give_back_ticket(name, member, self.now)
+        self.apply(GiveBackTicket(B, WorkerId(name), member), error)
+
+    @precondition(lambda self: isinstance(self.model, NaiveGroups))
+    @rule(pick=PICKS, member=st.integers(0, 2), behind=st.sampled_from([0, 0, 0, 1, 3]))
+    def append_to_ticket(self, pick: int, member: int, behind: int) -> None:
+        version = max(0, self.model.version - behind)
+        member = min(member, self.model.config.fragments_per_chunk - 1)
+        name, session = self.ticket_group(pick), self.model.session or "s0"
+        self.offer(make_fragment(name, member, session_id=session, version=version))
+
+    @precondition(
+        lambda self: isinstance(self.model, NaiveGroups) and bool(self.model.ticket_waiters)
+    )
+    @rule(pick=PICKS)
+    def cancel_tickets(self, pick: int) -> None:
+        assert isinstance(self.model, NaiveGroups)
+        callers = [c.caller_id for w in self.model.ticket_waiters for c in w.callers]
+        caller_id = self.pick(callers, pick)
+        self.model.remove_ticket_caller(caller_id)
+        self.apply(CancelFetch(B, caller_id))
+
+    def follow_tickets(self, event: TicketsTaken | TicketWaitElapsed) -> None:
+        assert isinstance(self.model, NaiveGroups)
+        if isinstance(event, TicketWaitElapsed):
+            assert self.model.free_tickets <= 0, "elapsed beside a free ticket"
+            caller = self.model.remove_ticket_caller(event.caller_id)
+            assert caller is not None
+            assert caller.deadline_at <= self.now
+            assert event.reason
+            return
+        if event.caller_id not in self.callers_of_tickets:
+            head = self.model.ticket_waiters[0]
+            self.callers_of_tickets = [each.caller_id for each in head.callers]
+            assert self.model.free_tickets > 0, "gave what was not free"
+            self.last_tickets = self.model.give_tickets(self.now)
+        assert event.caller_id == self.callers_of_tickets.pop(0), "overtaken"
+        assert self.last_tickets == list(event.groups)
+
     @rule()
     def cancel_a_caller_that_does_not_wait(self) -> None:
         self.apply(CancelFetch(B, CallerId(10**9)))
@@ -774,8 +895,12 @@ class BufferMachine(RuleBasedStateMachine):
                 case StepsEnded(end=end, fragments=fragments):
                     for fragment in fragments:
                         self.follow_steps(fragment.payload.payload_id, end)
+                case TicketsTaken() | TicketWaitElapsed():
+                    self.follow_tickets(event)
                 case _:
                     pass
+        if isinstance(self.model, NaiveGroups) and self.model.ticket_waiters:
+            assert self.model.free_tickets <= 0, "a request waits beside a free ticket"
         self.check_steps()
         assert not refused, "some of those who asked for the same were not told"
         assert not self.model.may_grant_head(), "somebody waits beside grantable chunks"
@@ -892,6 +1017,18 @@ class BufferMachine(RuleBasedStateMachine):
         counters = self.buffers.describe(B, now=self.now).counters
         names = [name for name in counters if name.startswith("groups_")]
         assert model.end_count == sum(counters[name] for name in names)
+        taken = snapshot_of(self.buffers, B)
+        held = [
+            (each.group, each.request_id, each.expires_at, each.given_back)
+            for each in taken.tickets
+        ]
+        assert held == [
+            (each.group, each.request_id, each.expires_at, tuple(sorted(each.given_back)))
+            for each in model.tickets
+        ]
+        ended = {name: counters[f"tickets_ended_{name}"] for name in model.tickets_ended}
+        assert ended == dict(model.tickets_ended)
+        assert counters["tickets_given"] == len(held) + sum(ended.values()), "one end each"
 
     def teardown(self) -> None:
         """At the end of everything, nothing is left."""
@@ -901,6 +1038,12 @@ class BufferMachine(RuleBasedStateMachine):
             for caller in list(waiter.callers):
                 if self.model.remove_caller(caller.caller_id):
                     self.apply(CancelFetch(B, caller.caller_id))
+        for waiter in list(getattr(self.model, "ticket_waiters", ())):
+            for caller in list(waiter.callers):
+                self.apply(CancelFetch(B, caller.caller_id))
+            waiter.callers.clear()
+        if isinstance(self.model, NaiveGroups):
+            self.model.ticket_waiters.clear()
         self.model.end(self.model.session)
         if self.buffers[B].model.session_id:
             self.apply(EndSession(B, self.buffers[B].model.session_id))

@@ -1,18 +1,39 @@
 """The rules of groups, in the naive model's plain lists: what is a worker there is a group here."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from breadbox_server.core.model.config import FullPolicy
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.model.errors import (
     DomainError,
     InvalidArgumentError,
+    TicketNotFoundError,
+    WaitersFullError,
     WorkersFullError,
 )
-from breadbox_server.core.model.ids import PayloadId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
-from core.naive_model import NaiveBuffer, NaiveChunk, NaiveTail, NaiveWorker
+from breadbox_server.core.model.ids import CallerId, PayloadId
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, TakeTickets
+from core.naive_model import (
+    NaiveBuffer,
+    NaiveCaller,
+    NaiveChunk,
+    NaiveGrant,
+    NaiveLease,
+    NaiveTail,
+    NaiveWaiter,
+    NaiveWorker,
+)
+
+
+@dataclass
+class NaiveTicket:
+    group: str
+    request_id: str
+    lease_s: float
+    expires_at: float
+    given_back: set[int] = field(default_factory=set)
 
 
 class NaiveGroups(NaiveBuffer):
@@ -20,6 +41,148 @@ class NaiveGroups(NaiveBuffer):
     why_evicted = "evicted"
     end_count = 0
     touch_count = 0
+
+    def __init__(self, config: BufferConfig) -> None:
+        super().__init__(config)
+        self.tickets: list[NaiveTicket] = []
+        self.ticket_waiters: list[NaiveWaiter] = []
+        self.given_count = 0
+        self.tickets_ended = Counter[str]()
+        self.delivered_at: list[tuple[str, str, int]] = []
+        """Session, request and version of each use that was granted, and not given back."""
+        self.granted_at: dict[str, int] = {}
+
+    # Tickets
+
+    def find_ticket(self, name: str) -> NaiveTicket | None:
+        return next((each for each in self.tickets if each.group == name), None)
+
+    @property
+    def free_tickets(self) -> int:
+        if not self.session:
+            return 0
+        begun = [name for name, group in self.workers.items() if group.open]
+        unbegun = [each for each in self.tickets if each.group not in begun]
+        now = [each for each in self.delivered_at if each[::2] == (self.session, self.version)]
+        taken = len(begun) + len(unbegun) + len(self.held) + len(now)
+        versions = self.config.lead_versions + 1
+        return versions * self.config.groups_per_version - taken
+
+    def expect_tickets(self, take: TakeTickets) -> type[DomainError] | str:
+        if not self.config.groups_per_version:
+            return InvalidArgumentError
+        if any(each.request_id == take.request_id for each in self.tickets):
+            return "repeated"
+        is_known = any(each.request_id == take.request_id for each in self.ticket_waiters)
+        if not is_known and len(self.ticket_waiters) >= self.config.waiters_max:
+            return WaitersFullError
+        return "asks"
+
+    def wait_for_ticket(self, take: TakeTickets, caller_id: CallerId) -> None:
+        known = [each for each in self.ticket_waiters if each.request_id == take.request_id]
+        if not known:
+            known = [NaiveWaiter(take.request_id, take.ticket_count, 1)]
+            self.ticket_waiters += known
+        known[0].callers.append(NaiveCaller(caller_id, 0, take.deadline_at, take.lease_s))
+
+    def give_tickets(self, now: float) -> list[str]:
+        """Give tickets to the head of the queue; returns the names of their groups."""
+        head = self.ticket_waiters.pop(0)
+        names: list[str] = []
+        number = self.given_count
+        count = min(self.free_tickets, head.fragment_count)
+        while len(names) < count:
+            number += 1
+            name = f"ticket-{number}"
+            if name not in self.workers and self.find_ticket(name) is None:
+                names.append(name)
+        self.given_count += count
+        lease_s = max(each.lease_s or 0.0 for each in head.callers)
+        self.tickets += [NaiveTicket(n, head.request_id, lease_s, now + lease_s) for n in names]
+        return names
+
+    def remove_ticket_caller(self, caller_id: CallerId) -> NaiveCaller | None:
+        for waiter in self.ticket_waiters:
+            for caller in waiter.callers:
+                if caller.caller_id == caller_id:
+                    waiter.callers.remove(caller)
+                    if not waiter.callers:
+                        self.ticket_waiters.remove(waiter)
+                    return caller
+        return None
+
+    def end_ticket(self, name: str, reason: str) -> None:
+        ticket = self.find_ticket(name)
+        if ticket is not None:
+            self.tickets.remove(ticket)
+            self.tickets_ended[reason] += 1
+
+    def renew_ticket(
+        self, name: str, lease_s: float | None, now: float
+    ) -> type[DomainError] | None:
+        ticket = self.find_ticket(name)
+        if ticket is None:
+            return TicketNotFoundError
+        ticket.expires_at = now + (lease_s or ticket.lease_s)
+        return None
+
+    def give_back_ticket(
+        self, name: str, member: int | None, now: float
+    ) -> type[DomainError] | None:
+        size = self.config.fragments_per_chunk
+        if member is not None and member >= size:
+            return InvalidArgumentError
+        ticket, group = self.find_ticket(name), self.workers.get(name)
+        if ticket is None:
+            return None if group is not None and group.end else TicketNotFoundError
+        there = len(group.open) if group else 0
+        if member is not None:
+            if group is not None and member in group.judged:
+                return None
+            ticket.given_back.add(member)
+            can_have = size - len(ticket.given_back)
+            if can_have >= max(1, self.config.group_min or size) and there < can_have:
+                return None
+        self.end_ticket(name, "given_back")
+        self.end_waiting(self.remembered(name), now, "given_back")
+        return None
+
+    def remembered(self, name: str) -> NaiveWorker:
+        """A group, heard of last; a new one takes the place of an idle one."""
+        if name not in self.workers and len(self.workers) >= self.config.workers_max:
+            self.workers.pop(self.idle_worker() or "", None)
+        group = self.workers.pop(name, None) or NaiveWorker()
+        self.workers[name] = group
+        return group
+
+    def expire_ticket(self, ticket: NaiveTicket) -> None:
+        self.end_ticket(ticket.group, "expired")
+        group = self.workers.get(ticket.group)
+        if group is None or not group.open:
+            self.drop_group(self.remembered(ticket.group), "lost")
+
+    def grant(self, numbers: Sequence[int], lease_ids: Sequence[str], now: float) -> NaiveGrant:
+        grant = super().grant(numbers, lease_ids, now)
+        self.granted_at[grant.request_id] = self.version
+        use = (self.session, grant.request_id, self.version)
+        self.delivered_at += [use] * len(numbers)
+        return grant
+
+    def end_lease(self, grant: NaiveGrant, lease: NaiveLease, end: str, gives_back: bool) -> None:
+        use = (grant.session_id, grant.request_id, self.granted_at[grant.request_id])
+        for _ in lease.chunks if gives_back else ():
+            self.delivered_at.remove(use)
+        super().end_lease(grant, lease, end, gives_back)
+
+    @property
+    def is_empty(self) -> bool:
+        return super().is_empty and not self.tickets
+
+    def lose_callers(self) -> None:
+        super().lose_callers()
+        self.ticket_waiters.clear()
+
+    # Ends of groups
 
     def ends(self) -> dict[str, tuple[str, int]]:
         """How each group ended, and with how many members that were admitted."""
@@ -32,6 +195,8 @@ class NaiveGroups(NaiveBuffer):
     def end_group(self, group: NaiveWorker, reason: str) -> None:
         self.end_count += 1
         group.end = reason
+        [name] = [name for name, each in self.workers.items() if each is group]
+        self.end_ticket(name, "group_ended")
 
     def drop_group(self, group: NaiveWorker, reason: str) -> None:
         self.dispose(group.open)
@@ -53,6 +218,9 @@ class NaiveGroups(NaiveBuffer):
         if group is not None and fragment.fragment_index in group.judged:
             return AdmissionOutcome.DUPLICATE
         if group is not None and group.end:
+            return AdmissionOutcome.GROUP_ENDED
+        ticket = self.find_ticket(fragment.worker_id)
+        if ticket is not None and fragment.fragment_index in ticket.given_back:
             return AdmissionOutcome.GROUP_ENDED
         size = fragment.payload.size_bytes
         if fragment.model_version_max > self.version or size > self.config.capacity_bytes:
@@ -84,7 +252,13 @@ class NaiveGroups(NaiveBuffer):
         if worker is not None and worker.end:
             return 0
         reserved = [] if tail is None else self.reserved_members(fragment.worker_id)
-        return len(worker.open if worker else []) + len(reserved) + 1
+        count = len(worker.open if worker else []) + len(reserved) + 1
+        ticket, size = self.find_ticket(fragment.worker_id), self.config.fragments_per_chunk
+        if ticket is not None and fragment.fragment_index in ticket.given_back:
+            return 0
+        if ticket is not None and ticket.given_back and count >= size - len(ticket.given_back):
+            return size
+        return count
 
     def is_awaited(self, fragment: Fragment) -> bool:
         return fragment.fragment_index in self.reserved_members(fragment.worker_id)
@@ -102,6 +276,12 @@ class NaiveGroups(NaiveBuffer):
         self.touch(worker, now)
         if len(worker.open) == self.config.fragments_per_chunk:
             self.close(worker, "complete")
+            return
+        ticket = self.find_ticket(fragment.worker_id)
+        if ticket is not None and ticket.given_back:
+            can_have = self.config.fragments_per_chunk - len(ticket.given_back)
+            if len(worker.open) >= can_have:
+                self.close(worker, "partial")
 
     def agree(self, members: list[Fragment]) -> bool:
         values = [json.loads(each.numbers or "{}").get(self.config.drop_equal) for each in members]
@@ -136,6 +316,9 @@ class NaiveGroups(NaiveBuffer):
 
     def end(self, session: str) -> None:
         self.why_evicted = ""
+        if self.session and session == self.session:
+            self.tickets_ended["session_ended"] += len(self.tickets)
+            self.tickets.clear()
         super().end(session)
         self.why_evicted = "evicted"
 
@@ -163,10 +346,24 @@ class NaiveGroups(NaiveBuffer):
 
     def expire_leases(self, now: float) -> None:
         """End leases and silences in the order in which they are due, a lease first."""
-        while (silent := self.first_silent(now)) is not None:
-            super().expire_leases(silent[0])
-            self.end_silent(silent[1], silent[0])
+        while (due := self.first_due(now)) is not None:
+            super().expire_leases(due[0])
+            self.end_due(*due)
         super().expire_leases(now)
+
+    def first_due(self, now: float) -> tuple[float, NaiveWorker | NaiveTicket] | None:
+        """The next silence or expiry of a ticket, the latter first."""
+        silent = self.first_silent(now)
+        tickets = sorted(self.tickets, key=lambda each: (each.expires_at, each.group))
+        if not tickets or tickets[0].expires_at > min(now, silent[0] if silent else now):
+            return silent
+        return tickets[0].expires_at, tickets[0]
+
+    def end_due(self, at: float, it: NaiveWorker | NaiveTicket) -> None:
+        if isinstance(it, NaiveTicket):
+            self.expire_ticket(it)
+        else:
+            self.end_silent(it, at)
 
     def first_silent(self, now: float) -> tuple[float, NaiveWorker] | None:
         opened = [group for group in self.workers.values() if group.open]
@@ -176,10 +373,13 @@ class NaiveGroups(NaiveBuffer):
         return first.touched_at + self.config.open_chunk_s, first
 
     def end_silent(self, group: NaiveWorker, now: float) -> None:
+        self.end_waiting(group, now, "incomplete")
+
+    def end_waiting(self, group: NaiveWorker, now: float, reason: str) -> None:
         needed = self.config.group_min or self.config.fragments_per_chunk
         is_blocked = self.config.full_policy is FullPolicy.BLOCK
         if len(group.open) < needed:
-            self.drop_group(group, "incomplete")
+            self.drop_group(group, reason)
         elif is_blocked and self.place_count >= self.config.capacity_chunks:
             latest = max(each.touched_at for each in self.workers.values() if each.open)
             self.touch(group, max(now, latest))
@@ -187,5 +387,5 @@ class NaiveGroups(NaiveBuffer):
             self.close(group, "partial")
 
     def discard_silent(self, now: float) -> None:
-        while (silent := self.first_silent(now)) is not None:
-            self.end_silent(silent[1], silent[0])
+        while (due := self.first_due(now)) is not None:
+            self.end_due(*due)

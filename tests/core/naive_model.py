@@ -13,6 +13,7 @@ from breadbox_server.core.model.config import (
     FullPolicy,
     LeaseExpiryPolicy,
     MinimumChunksConfig,
+    StalePolicy,
 )
 from breadbox_server.core.model.errors import (
     DomainError,
@@ -219,6 +220,8 @@ class NaiveBuffer:
 
     @property
     def oldest_fresh(self) -> int:
+        if self.config.stale is StalePolicy.KEEP:
+            return 0
         return self.version - self.config.staleness_max
 
     @property

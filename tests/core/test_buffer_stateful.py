@@ -17,6 +17,7 @@ from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.room import Room
 from breadbox_server.core.state.room_queue import RoomQueue
 from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
+from core.naive_groups import NaiveGroups
 from support.tiers import long_but
 
 SETTINGS = settings(
@@ -151,6 +152,47 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
             lambda: (
                 machine.reservations
                 and machine.settle(pick(), {pick() % 6 for _ in range(choose([0, 0, 1, 2]))})
+            ),
+        ),
+        "tickets": (
+            6,
+            lambda: machine.take_tickets(choose([1, 1, 2]), choose([0.0, 2.0]), choose([1.0, 9.0])),
+        ),
+        "of tickets": (
+            20,
+            lambda: (
+                isinstance(machine.model, NaiveGroups)
+                and machine.append_to_ticket(pick(), choose([0, 1, 2]), choose([0, 0, 0, 1, 3]))
+            ),
+        ),
+        "give back": (
+            4,
+            lambda: (
+                isinstance(machine.model, NaiveGroups)
+                and machine.give_back_ticket(pick(), choose([None, 0, 1, 2]))
+            ),
+        ),
+        "renew a ticket": (
+            3,
+            lambda: (
+                isinstance(machine.model, NaiveGroups)
+                and machine.renew_ticket(pick(), choose([None, 2.0]))
+            ),
+        ),
+        "tickets again": (
+            2,
+            lambda: (
+                isinstance(machine.model, NaiveGroups)
+                and machine.model.tickets
+                and machine.take_tickets_again(pick())
+            ),
+        ),
+        "cancel tickets": (
+            1,
+            lambda: (
+                isinstance(machine.model, NaiveGroups)
+                and machine.model.ticket_waiters
+                and machine.cancel_tickets(pick())
             ),
         ),
         "call up": (

@@ -1,7 +1,8 @@
 """Many thousand members by producers that retry, die and are late, and a server that dies.
 
 Whatever comes, no group is granted partial unless it was asked for, none stale, none twice, and of
-each member that was admitted its group is delivered, or its end is told.
+each member that was admitted its group is delivered, or its end is told. With tickets, some holders
+of which die, no more groups are begun than the learner takes, and each ticket ends once.
 """
 
 import random
@@ -12,16 +13,20 @@ import pytest
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy
-from breadbox_server.core.model.events import FetchGranted
-from breadbox_server.core.model.ids import RequestId
+from breadbox_server.core.model.errors import TicketNotFoundError
+from breadbox_server.core.model.events import FetchGranted, TicketsTaken
+from breadbox_server.core.model.ids import RequestId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragments,
     DropPayloads,
     Fetch,
     Fragment,
+    GiveBackTicket,
     ReleaseLease,
     ReleaseMode,
+    RenewTicket,
+    TakeTickets,
 )
 from breadbox_server.core.snapshot import BufferSnapshot
 from support.inputs import publish_model, start_session
@@ -31,7 +36,7 @@ from support.tiers import long_but
 SIZE, BATCH = 8, 40
 MEMBERS = (8_000, 100_000)
 """The few in `make test`, the many in `make test-long`."""
-TOLD = {"incomplete", "stale", "lost", "evicted", "equal"}
+TOLD = {"incomplete", "stale", "lost", "evicted", "equal", "given_back"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -71,6 +76,59 @@ class Producers:
         ]
 
 
+class Paced(Producers):
+    """Groups are begun with tickets; some holders die, give back, or are slow to renew."""
+
+    def __init__(self, rng: random.Random, simulation: "Simulation") -> None:
+        super().__init__(rng)
+        self.simulation = simulation
+        self.held: dict[str, float] = {}
+        """Groups with a ticket that is renewed, and when that is due."""
+        self.taken: list[str] = []
+
+    def next_batch(self, version: int) -> list[Fragment]:
+        world = self.simulation
+        self.renew_or_give_back()
+        for group in world.take_tickets(self.rng.randrange(1, 9)):
+            assert group not in self.taken, "a name given twice"
+            self.taken.append(group)
+            members = list(range(SIZE))
+            self.rng.shuffle(members)
+            fate = self.rng.random()
+            if fate < 0.03:
+                continue  # Its holder dies before the first member.
+            if fate < 0.06:
+                members = self.rng.sample(members, self.rng.randrange(1, SIZE))
+            else:
+                self.held[group] = world.now + 0.1
+            self.pending += [(group, member, version) for member in members]
+        if not self.pending:
+            return []
+        sent = []
+        for _ in range(min(BATCH, len(self.pending))):
+            sent.append(self.pending.pop(self.rng.randrange(min(60, len(self.pending)))))
+        sent += self.rng.sample(sent, min(4, len(sent)))
+        return [
+            make_fragment(name, member, version=made_at, session_id="s", size_bytes=1)
+            for name, member, made_at in sent
+        ]
+
+    def renew_or_give_back(self) -> None:
+        world = self.simulation
+        for group, due_at in list(self.held.items()):
+            if due_at > world.now:
+                continue
+            self.held[group] = world.now + 0.1
+            try:
+                if self.rng.random() < 0.1:
+                    member = self.rng.choice([None, self.rng.randrange(SIZE)])
+                    world.buffers.apply(GiveBackTicket(B, WorkerId(group), member), now=world.now)
+                else:
+                    world.buffers.apply(RenewTicket(B, WorkerId(group)), now=world.now)
+            except TicketNotFoundError:
+                del self.held[group]
+
+
 class Simulation:
     def __init__(self, seed: int, config: BufferConfig) -> None:
         self.rng = random.Random(seed)
@@ -86,8 +144,32 @@ class Simulation:
         self.touched_at: dict[str, float] = {}
         self.refused = 0
 
+    def take_tickets(self, count: int) -> tuple[WorkerId, ...]:
+        """Take what is free, and see that it is no more."""
+        self.requests += 1
+        self.buffers.take_events()
+        take = TakeTickets(
+            B,
+            request_id=RequestId(f"r{self.requests}"),
+            ticket_count=count,
+            deadline_at=self.now,
+            lease_s=1.0,
+        )
+        self.buffers.apply(take, now=self.now)
+        taken = [each for each in self.buffers.take_events() if isinstance(each, TicketsTaken)]
+        seen = self.buffers.describe(B, now=self.now)
+        if taken and self.requests % 50 == 0:
+            [state] = self.buffers.snapshot()
+            begun = {each.fragments[0].worker_id for each in state.open_chunks}
+            unbegun = [each for each in state.tickets if each.group not in begun]
+            in_use = len(begun) + len(unbegun) + seen.chunk_count + state.version_delivered_count
+            assert in_use <= self.config.tickets_max, "more than were free"
+        return taken[0].groups if taken else ()
+
     def run(self, members: int) -> None:
-        producers, member_count = Producers(self.rng), 0
+        is_paced = self.config.groups_per_version > 0
+        producers = Paced(self.rng, self) if is_paced else Producers(self.rng)
+        member_count = 0
         while member_count < members:
             self.pass_time(0.05)
             batch = producers.next_batch(self.version)
@@ -102,7 +184,7 @@ class Simulation:
                     self.learn()
             for _ in range(self.rng.choice([0, 1, 1, 2])):
                 self.learn()
-            if self.rng.random() < 0.1:
+            if self.rng.random() < (0.6 if is_paced else 0.1):
                 self.version += 1
                 self.buffers.apply(
                     publish_model(self.version, session_id="s", buffer=B), now=self.now
@@ -156,7 +238,8 @@ class Simulation:
             needed = self.config.group_min or SIZE
             if len(members) < SIZE:
                 assert len(members) >= needed, "partial without being asked for"
-                assert self.now >= self.touched_at[group] + self.config.open_chunk_s, "too early"
+                is_silent = self.now >= self.touched_at[group] + self.config.open_chunk_s
+                assert is_silent or group.startswith("ticket-"), "too early"
             assert group not in self.delivered, "granted twice"
             if fate < 0.9:
                 self.delivered[group] = len(members)
@@ -225,3 +308,40 @@ def test_no_group_is_partial_stale_or_granted_twice_and_each_member_is_delivered
     assert all(int(group[1:]) % 7 == 0 for group in equal)
     # Of few it may be that none is so late.
     assert members < MEMBERS[-1] or simulation.refused > 50
+
+
+@pytest.mark.parametrize("members", long_but(1, MEMBERS))
+def test_with_tickets_each_ends_once_and_no_more_groups_are_begun_than_are_taken(
+    members: int,
+) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)  # noqa: T201 - told when it fails
+    config = BufferConfig(
+        fragments_per_chunk=SIZE,
+        assembly=AssemblyPolicy.GROUPS,
+        group_min=random.Random(seed).choice([0, 6]),
+        capacity_chunks=100,
+        staleness_max=8,
+        open_chunk_s=1.5,
+        lease_s=1.0,
+        workers_max=500,
+        sampler="oldest_first",
+        groups_per_version=4,
+        lead_versions=2,
+    )
+    simulation = Simulation(seed, config)
+    simulation.run(members)
+    simulation.pass_time(10.0)
+    simulation.check_the_end()
+    simulation.buffers.check_invariants()
+    counters = simulation.buffers.describe(B, now=simulation.now).counters
+    ended = {
+        name: count
+        for name, count in counters.items()
+        if name.startswith("tickets_ended") and count
+    }
+    assert counters["tickets_given"] == sum(ended.values())
+    expected = {"group_ended", "given_back", "expired"}
+    assert {f"tickets_ended_{each}" for each in expected} == set(ended)
+    assert {"complete", "lost", "given_back"} <= set(simulation.reasons.values())
+    assert counters["groups_complete"] > 0.6 * counters["tickets_given"]

@@ -166,6 +166,8 @@ def run_method(place: str, client: breadbox.Client) -> None:
     names.update(envs=envs, obs=np.zeros((1, 3)), action=np.zeros(1))
     with ExitStack() as opened:
         makers: dict[str, Callable[[], Any]] = {
+            "paced": lambda: paced(client),
+            "ticket": lambda: paced(client).tickets(1, buffer="paced")[0],
             "evaluator": lambda: client.create_subscription("evaluator"),
             "grant": lambda: client.service.fetch_fragments(4),
             "lease": lambda: client.fetch(4),
@@ -182,6 +184,23 @@ def run_method(place: str, client: breadbox.Client) -> None:
             {name: make() for name, make in makers.items() if re.search(rf"\b{name}\b", code)}
         )
         exec(compile(code, place, "exec"), names)
+
+
+def paced(client: breadbox.Client) -> breadbox.Client:
+    """Make a buffer that gives tickets, with a session."""
+    limits = breadbox.BufferConfig.preset("groups", fragments_per_chunk=2, groups_per_version=9)
+    client.create_buffer("paced", limits)
+    client.start_session("s", buffer="paced", take_over=True)
+    return client
+
+
+def with_tickets(place: str) -> None:
+    """Run a block of a ticket's."""
+    server, client = fed(0)
+    try:
+        run_method(place, client)
+    finally:
+        server.__exit__(None, None, None)
 
 
 def memory_of(fragments: list[breadbox.Fragment]) -> StepMemory:
@@ -380,6 +399,13 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/rollout.md#generator": run_generator,
     "docs/save-and-resume.md#resume": run_resume,
     "docs/rollout.md#dict": run_dict_observations,
+    "docs/agents.md#tickets": lambda: with_fragments("docs/agents.md#tickets"),
+    **{
+        place: partial(with_tickets, place)
+        for place in (
+            *("client/breadbox/lease.py#Ticket", "client/breadbox/lease.py#Ticket.give_back"),
+        )
+    },
     "docs/agents.md#groups": lambda: with_fragments("docs/agents.md#groups"),
     "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
     **{

@@ -11,8 +11,9 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     SampleToInsertRatioConfig,
     SchemaPolicy,
+    StalePolicy,
 )
-from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.events import FetchGranted, TicketsTaken
 from breadbox_server.core.model.ids import (
     BufferName,
     FragmentIndex,
@@ -35,15 +36,18 @@ from breadbox_server.core.model.inputs import (
     EndSession,
     Fetch,
     Fragment,
+    GiveBackTicket,
     Input,
     Payload,
     PublishModel,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
+    RenewTicket,
     ReportUnreadable,
     StartSession,
     Subscribe,
+    TakeTickets,
     UndeliveredGrant,
     Unsubscribe,
     UpdateBuffer,
@@ -76,6 +80,7 @@ CHUNKS = BufferName("chunks")
 GONE = BufferName("gone")
 KEPT = BufferName("kept")
 GROUPS = BufferName("groups")
+PACED = BufferName("paced")
 RUN = 20
 """Fragments decided at a time, enough to be written down as columns."""
 
@@ -127,6 +132,7 @@ class _Act:
         )
         self._in_kept()
         self._in_groups()
+        self._in_paced()
         return self._now
 
     def _in_default(self) -> None:
@@ -225,6 +231,47 @@ class _Act:
         ended = self._append(GROUPS, session, "part", 1, version=9)
         assert ended is AdmissionOutcome.GROUP_ENDED
         self._append(GROUPS, session, "open", 1, version=9)
+
+    def _in_paced(self) -> None:
+        """Tickets that were renewed, begun, given back and that expired."""
+        limits = BufferConfig(
+            fragments_per_chunk=3,
+            assembly=AssemblyPolicy.GROUPS,
+            group_min=2,
+            stale=StalePolicy.KEEP,
+            groups_per_version=4,
+            lead_versions=1,
+        )
+        self._do(CreateBuffer(PACED, limits))
+        session = SessionId(f"sixth-{self._act}")
+        self._do(StartSession(PACED, session, ModelVersion(4)))
+        groups = self._take_tickets(6, 30.0)
+        for member in range(3):
+            self._append(PACED, session, groups[0], member)
+        self._fetch(PACED, "paced", 3)
+        self._append(PACED, session, groups[1], 2)
+        self._do(GiveBackTicket(PACED, groups[1], 0))
+        self._do(GiveBackTicket(PACED, groups[2]))
+        self._do(RenewTicket(PACED, groups[3], 60.0))
+        self._do(RenewTicket(PACED, groups[4]))
+        self._take_tickets(1, 1.0)
+        self._now += 2.0
+        self._buffers.handle_timer(now=self._now)
+
+    def _take_tickets(self, count: int, lease_s: float) -> tuple[WorkerId, ...]:
+        self._buffers.take_events()
+        self._do(
+            TakeTickets(
+                PACED,
+                request_id=RequestId(f"{count} tickets {self._act}"),
+                ticket_count=count,
+                deadline_at=self._now,
+                lease_s=lease_s,
+                holder="generators",
+            )
+        )
+        [taken] = [each for each in self._buffers.take_events() if isinstance(each, TicketsTaken)]
+        return taken.groups
 
     def _update_priorities(self, buffer: BufferName) -> None:
         """Of the chunks held, the second goes, and the last matters less."""

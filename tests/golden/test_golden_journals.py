@@ -31,6 +31,7 @@ VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 
 
 SINCE = {
+    "chunks_delivered_late": 6,
     "chunks_evicted_deleted": 2,
     "chunks_missed": 2,
     "groups_complete": 5,
@@ -38,6 +39,7 @@ SINCE = {
     "fragments_discarded_equal": 6,
     "groups_equal": 6,
     "groups_evicted": 5,
+    "groups_given_back": 6,
     "groups_incomplete": 5,
     "groups_lost": 5,
     "groups_partial": 5,
@@ -46,6 +48,13 @@ SINCE = {
     "numbers": 6,
     "population": 2,
     "probability": 2,
+    "fragments_discarded_given_back": 6,
+    "tickets_ended_expired": 6,
+    "tickets_ended_given_back": 6,
+    "tickets_ended_group_ended": 6,
+    "tickets_ended_session_ended": 6,
+    "tickets_given": 6,
+    "version_delivered_count": 6,
 }
 """What later servers make of the entries of earlier ones, by the version that brought it."""
 

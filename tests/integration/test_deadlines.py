@@ -26,10 +26,17 @@ import pytest
 import breadbox
 from breadbox import aio
 from breadbox.client import Client
-from breadbox.lease import Lease
+from breadbox.lease import Lease, Ticket
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
-from breadbox.model.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
+from breadbox.model.types import (
+    BufferConfig,
+    EpisodeEnd,
+    EpisodeReport,
+    LeaseGrant,
+    ReleaseMode,
+    TicketGrant,
+)
 from breadbox.service import Service
 from breadbox.writing.appender import Appender, AppenderOptions
 from support.fragments import large_fragment as stored_fragment
@@ -124,6 +131,12 @@ async def _left_iterator(items: Any) -> None:
     items.close()
 
 
+def _ticket(it: Prepared) -> Any:
+    kind: Any = Ticket if it.kind == "blocking" else aio.Ticket
+    grant = TicketGrant(("g",), 60.0, "s", 0, 2)
+    return kind(it.client._interpreter, "default", "g", grant)  # noqa: SLF001 - no server gave it
+
+
 Row = Callable[[Prepared], Any]
 
 CALLS: dict[str, Row] = {
@@ -137,6 +150,13 @@ CALLS: dict[str, Row] = {
     "Client.publish": lambda it: it.client.publish("s", 0, {"w": np.ones(4)}),
     "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
     "Client.group_ends": lambda it: it.client.group_ends(max_wait_s=WAIT_S),
+    "Client.tickets": lambda it: it.client.tickets(1, WAIT_S),
+    "Service.take_tickets": lambda it: it.client.service.take_tickets(1, WAIT_S),
+    "Service.renew_ticket": lambda it: it.client.service.renew_ticket("g"),
+    "Service.give_back_ticket": lambda it: it.client.service.give_back_ticket("g"),
+    "Ticket.give_back": lambda it: _ticket(it).give_back(),
+    "Ticket.__exit__": lambda it: _left(_ticket(it)),
+    "Ticket.__exit__ with an error": lambda it: _left(_ticket(it), ValueError("the body's own")),
     "Client.load_model": lambda it: it.client.load_model(it.model, max_wait_s=WAIT_S),
     "Client.load_model of some": lambda it: it.client.load_model(),
     "Service.load_weights": lambda it: it.client.service.load_weights(it.model.weights),
@@ -197,6 +217,7 @@ CALLS: dict[str, Row] = {
 WAITING = {
     *("Client.watch_model", "Client.load_model", "Client.fetch", "Service.fetch_fragments"),
     *("Service.read_fragments", "Client.tail", "Client.batches", "Client.group_ends"),
+    *("Client.tickets", "Service.take_tickets"),
 }
 """They wait for what was asked for, besides."""
 SILENT = {
@@ -204,7 +225,7 @@ SILENT = {
     "Client.declare_origin",
     *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
     *("Lease.__enter__", "Lease.renew_quietly", "Lease.refuse", "Lease.left_out"),
-    *("Appender.counts", "Appender.unsent", "Appender.__enter__"),
+    *("Appender.counts", "Appender.unsent", "Appender.__enter__", "Ticket.__enter__"),
 }
 """Public, and never waiting for anybody; `renew_quietly` is a thread's of the library itself."""
 
@@ -231,8 +252,8 @@ def _public(kind: type) -> Iterator[str]:
 
 
 def test_every_public_call_has_a_row() -> None:
-    kinds = (Client, aio.Client, Service, aio.Service, Lease, aio.Lease, Appender)
-    public = {name for kind in kinds for name in _public(kind)}
+    kinds = (Client, aio.Client, Service, aio.Service, Lease, aio.Lease, Ticket, aio.Ticket)
+    public = {name for kind in (*kinds, Appender) for name in _public(kind)}
     assert set() == public - set(CALLS) - SILENT
 
 

@@ -31,6 +31,7 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBuffe
 # Written out once more, so that a change of the table is a change of two places.
 PRODUCER = {
     "WatchModel", "GroupEnds", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
+    "TakeTickets", "RenewTicket", "GiveBackTicket",
     "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {

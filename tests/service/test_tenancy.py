@@ -45,6 +45,9 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     ),
     "WatchModel": lambda name: pb.WatchModelRequest(buffer=name),
     "GroupEnds": lambda name: pb.GroupEndsRequest(buffer=name),
+    "TakeTickets": lambda name: pb.TakeTicketsRequest(buffer=name),
+    "RenewTicket": lambda name: pb.RenewTicketRequest(buffer=name, group="g"),
+    "GiveBackTicket": lambda name: pb.GiveBackTicketRequest(buffer=name, group="g"),
     "AppendFragments": lambda name: pb.AppendFragmentsRequest(
         buffer=name, fragments=[fragment(name)]
     ),

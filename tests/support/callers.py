@@ -9,7 +9,6 @@ from typing import Any
 
 import breadbox
 from breadbox import aio
-from breadbox.model.moved import TO_SERVICE
 from breadbox.model.options import ClientOptions
 
 
@@ -20,7 +19,7 @@ class Caller:
     client: Any
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        owner = self.client.service if method in TO_SERVICE else self.client
+        owner = self.client.service if hasattr(self.client.service, method) else self.client
         function = getattr(owner, method)
         if isinstance(self.client, aio.Client):
             return await function(*args, **kwargs)

@@ -20,11 +20,12 @@ from breadbox import service as _service
 from breadbox.aio.client import Client as Client
 from breadbox.aio.client import connect as connect
 from breadbox.aio.lease import Lease as Lease
+from breadbox.aio.lease import Ticket as Ticket
 from breadbox.aio.local import local_server as local_server
 from breadbox.aio.service import Service as Service
 from breadbox.transport.aio.entering import Entering as Entering
 
-__all__ = ["Client", "Entering", "Lease", "Service", "connect", "local_server"]
+__all__ = ["Client", "Entering", "Lease", "Service", "Ticket", "connect", "local_server"]
 
 # Docstrings are written once, in the blocking client; `help()` shows them here, too.
 connect.__doc__ = _client.connect.__doc__
@@ -32,6 +33,7 @@ for _kind, _documented in (
     (Client, _client.Client),
     (Lease, _lease.Lease),
     (Service, _service.Service),
+    (Ticket, _lease.Ticket),
 ):
     for _name, _member in vars(_kind).items():
         if not _name.startswith("_"):

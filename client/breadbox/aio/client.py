@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from numpy.typing import NDArray
 
-from breadbox.aio.lease import Lease
+from breadbox.aio.lease import Lease, Ticket
 from breadbox.aio.service import Service
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
@@ -190,6 +190,18 @@ class Client(ProcessBound):
         self, after: int = 0, *, max_wait_s: float = 0.0, buffer: str | None = None
     ) -> list[types.GroupEnd]:
         return await self._run(operations.group_ends, buffer, after, max_wait_s)
+
+    async def tickets(
+        self,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float = 600.0,
+        buffer: str | None = None,
+    ) -> list[Ticket]:
+        grant = await self._run(operations.take_tickets, buffer, count, max_wait_s, lease_s)
+        made = buffer or self.buffer
+        return [Ticket(self._interpreter, made, group, grant) for group in grant.groups]
 
     async def load_model(
         self,

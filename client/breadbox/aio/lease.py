@@ -1,4 +1,4 @@
-"""Leases of the asyncio client; docstrings are in `breadbox.lease`."""
+"""Leases and tickets of the asyncio client; docstrings are in `breadbox.lease`."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -12,9 +12,15 @@ from breadbox.aio.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment, the_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.model.types import (
+    Device,
+    FragmentReference,
+    LeaseGrant,
+    ReleaseMode,
+    TicketGrant,
+)
 from breadbox.operations import operations
-from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
+from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, HeldTicket
 from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
@@ -165,3 +171,41 @@ class Lease(Granted):
         finally:
             mode = ReleaseMode.CONSUMED if error is None else ReleaseMode.RETURNED
             await self._end(mode, error)
+
+
+class Ticket(HeldTicket):
+    """The right to fill one group, as `breadbox.types.Ticket`: an async context manager."""
+
+    def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
+        super().__init__(interpreter.context, buffer, group, grant)
+        self._interpreter = interpreter
+        self._renewal: BackgroundTask | None = None
+
+    async def give_back(self, member: int | None = None) -> None:
+        if member is None:
+            await self._end(None)
+        else:
+            await self._interpreter.run(self._given_back(member, None))
+
+    async def _end(self, is_left_by: BaseException | None) -> None:
+        if self.released:
+            return
+        self.released = True
+        if self._renewal is not None:
+            await self._renewal.end()
+        try:
+            await self._interpreter.run(self._given_back(None, is_left_by))
+        except ReplayBufferError as problem:
+            if is_left_by is None:
+                raise
+            _log.warning("the ticket of group %s was not given back: %s", self.group, problem)
+
+    async def __aenter__(self) -> Self:
+        self._renewal = self._interpreter.run_in_background(self._renewing())
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            await self._end(error)
+        elif self._renewal is not None:
+            await self._renewal.end()

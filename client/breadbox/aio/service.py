@@ -111,5 +111,30 @@ class Service:
     ) -> None:
         await self._invoke(calls.release_lease(self._buffer(buffer), lease_id, mode, unreadable))
 
+    async def take_tickets(
+        self,
+        count: int,
+        max_wait_s: float | None = 60.0,
+        *,
+        request_id: str | None = None,
+        lease_s: float = 600.0,
+        buffer: str | None = None,
+    ) -> types.TicketGrant:
+        return await self._interpreter.run(
+            operations.take_tickets(
+                self._context, self._buffer(buffer), count, max_wait_s, lease_s, request_id
+            )
+        )
+
+    async def renew_ticket(
+        self, group: str, *, lease_s: float | None = None, buffer: str | None = None
+    ) -> types.TicketRenewal:
+        return await self._invoke(calls.renew_ticket(self._buffer(buffer), group, lease_s))
+
+    async def give_back_ticket(
+        self, group: str, member: int | None = None, *, buffer: str | None = None
+    ) -> None:
+        await self._invoke(calls.give_back_ticket(self._buffer(buffer), group, member))
+
     async def get_store_config(self) -> types.StoreConfig:
         return await self._invoke(calls.get_store_config())

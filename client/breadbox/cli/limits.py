@@ -21,7 +21,8 @@ class BufferLimits(Settings):
     and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
     sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
     full-policy block, sampler oldest_first. stack: the same with sampler newest_first. groups:
-    assembly groups, sampler oldest_first, uses-max 1, schema ragged."""
+    assembly groups, sampler oldest_first, uses-max 1, schema ragged, lead-versions 2,
+    staleness-max 8."""
     fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
     """Consecutive fragments of one worker, or members of a group, that are fetched, used and
     evicted together; cannot be changed later."""
@@ -31,6 +32,11 @@ class BufferLimits(Settings):
     drop_equal: str | None = setting(None, environment=False)
     """Name of a number of sequences, such as reward: a group is dropped if all its members have the
     same. Empty: none is."""
+    groups_per_version: int | None = setting(None, environment=False, ge=0)
+    """Groups that the learner takes for each version: so many tickets are given for each. 0: none
+    are given."""
+    lead_versions: int | None = setting(None, environment=False, ge=0)
+    """Versions that groups with tickets may be ahead of the learner."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
     """Chunks held for fetches; beyond, --full-policy decides."""
     capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)

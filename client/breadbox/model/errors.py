@@ -92,6 +92,14 @@ class LeaseExpiredError(ReplayBufferError):
         self.lease_id = lease_id
 
 
+class TicketNotFoundError(ReplayBufferError):
+    """The ticket is unknown or has ended, with its group or by expiry; take another."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group!r} has no ticket: it is unknown or has ended; take another")
+        self.group = group
+
+
 class SubscriptionNotFoundError(ReplayBufferError):
     """The buffer has no subscription of this name."""
 

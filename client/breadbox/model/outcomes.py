@@ -40,11 +40,14 @@ class GroupEndReason(Enum):
     STALE = "stale"
     """A member was staler than `staleness_max`. The group was dropped."""
     LOST = "lost"
-    """A payload was lost, or could not be read. The group was dropped."""
+    """A payload was lost, or could not be read, or its ticket expired before the first member. The
+    group was dropped."""
     EVICTED = "evicted"
     """Its chunk was evicted for room, or deleted, before a learner used it."""
     EQUAL = "equal"
     """All its members have the same number of the name in `drop_equal`. They were dropped."""
+    GIVEN_BACK = "given_back"
+    """The holder of its ticket gave it back. The group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

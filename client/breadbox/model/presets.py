@@ -38,7 +38,15 @@ PRESETS: Final[Mapping[str, _Limits]] = {
     "prioritised": {**_OFF_POLICY, "sampler": "prioritised", "priority_exponent": 0.6},
     "queue": {**_EACH_ONCE, "sampler": "oldest_first"},
     "stack": {**_EACH_ONCE, "sampler": "newest_first"},
-    "groups": {"assembly": "groups", "sampler": "oldest_first", "uses_max": 1, "schema": "ragged"},
+    "groups": {
+        "assembly": "groups",
+        "sampler": "oldest_first",
+        "uses_max": 1,
+        "schema": "ragged",
+        # Tickets, with groups_per_version, set the mean staleness, and the bound its tail.
+        "lead_versions": 2,
+        "staleness_max": 8,
+    },
 }
 """Limits by name, enums by value; limits that a preset leaves out keep their default."""
 

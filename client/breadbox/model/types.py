@@ -54,6 +54,14 @@ class AssemblyPolicy(Enum):
     """Members of a group, in any order and from any worker; see docs/agents.md."""
 
 
+class StalePolicy(Enum):
+    """What becomes of what is staler than `staleness_max`."""
+
+    EVICT = "evict"
+    KEEP = "keep"
+    """It is delivered late, and counted."""
+
+
 class SchemaPolicy(Enum):
     """How alike the fragments of a session must be; see `BufferDescription.schema`."""
 
@@ -369,6 +377,9 @@ class BufferConfig:
     assembly: AssemblyPolicy | None = None
     group_min: int | None = None
     drop_equal: str | None = None
+    stale: StalePolicy | None = None
+    groups_per_version: int | None = None
+    lead_versions: int | None = None
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":
@@ -394,6 +405,7 @@ class BufferConfig:
             ("full_policy", FullPolicy),
             ("schema", SchemaPolicy),
             ("assembly", AssemblyPolicy),
+            ("stale", StalePolicy),
         ):
             if field_name in limits:
                 limits[field_name] = kind(limits[field_name])
@@ -419,6 +431,25 @@ class OpenGroup(NamedTuple):
     """The first 8 of them."""
     silent_s: float
     """Seconds since its latest member was admitted."""
+
+
+class TicketGrant(NamedTuple):
+    """Tickets that one request was given."""
+
+    groups: tuple[str, ...]
+    remaining_s: float
+    session_id: str
+    model_version: int
+    staleness_max: int | None
+    """None: the buffer keeps what is staler."""
+
+
+class TicketRenewal(NamedTuple):
+    """A ticket's new life, and the current version."""
+
+    remaining_s: float
+    session_id: str
+    model_version: int
 
 
 class GroupEnd(NamedTuple):
@@ -475,6 +506,12 @@ class BufferState:
     open_groups: tuple[OpenGroup, ...] = ()
     """In a buffer of groups: the groups that have been without another member the longest; at most
     8."""
+    ticket_count: int = 0
+    """Tickets that are held."""
+    ticket_waiter_count: int = 0
+    """Requests that wait for tickets."""
+    ticket_waiting_reason: str = ""
+    """One sentence: what the next request for a ticket would wait for, or empty if it would not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ METHODS: dict[str, str] = {
     "PublishModel": "the version that is current, published again, changes nothing",
     "WatchModel": "reads",
     "GroupEnds": "reads",
+    "TakeTickets": "the same request_id gets the same tickets",
+    "RenewTicket": "the ticket then lives from the later renewal",
+    "GiveBackTicket": "what was given back stays so",
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
     "FetchFragments": "the same request_id gets the same grant",
     "GetPreparedFragments": "reads",
@@ -143,6 +146,40 @@ def group_ends(buffer: str, after: int, max_wait_s: float) -> Call[list[types.Gr
         after_number=after,
         max_wait=wire.duration("max_wait_s", max_wait_s),
     )
+
+
+def take_tickets(
+    buffer: str, request_id: str, count: int, lease_s: float, max_wait_s: float
+) -> Call[types.TicketGrant | str]:
+    """Take tickets; the answer is the reason if the wait has elapsed."""
+    return _call(
+        pb.TakeTicketsRequest,
+        wire.tickets_from_wire,
+        wait_s=max_wait_s,
+        buffer=buffer,
+        request_id=request_id,
+        ticket_count=count,
+        lease_duration=wire.duration("lease_s", lease_s),
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+    )
+
+
+def renew_ticket(buffer: str, group: str, lease_s: float | None) -> Call[types.TicketRenewal]:
+    """Renew a ticket."""
+    return _call(
+        pb.RenewTicketRequest,
+        lambda response: types.TicketRenewal(
+            wire.seconds(response.remaining_duration), response.session_id, response.model_version
+        ),
+        buffer=buffer,
+        group=group,
+        lease_duration=wire.duration("lease_s", lease_s),
+    )
+
+
+def give_back_ticket(buffer: str, group: str, member: int | None) -> Call[None]:
+    """Give a group back, or one member of it."""
+    return _call(pb.GiveBackTicketRequest, _nothing, buffer=buffer, group=group, member=member)
 
 
 def append_fragments(

@@ -1,11 +1,18 @@
-"""Renew, examine and end leases, as operations for both clients."""
+"""Renew, examine and end leases, and tickets, as operations for both clients."""
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from breadbox.model import errors
 from breadbox.model.summaries import html_table
-from breadbox.model.types import FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.model.types import (
+    FragmentReference,
+    LeaseGrant,
+    ReleaseMode,
+    TicketGrant,
+    TicketRenewal,
+)
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
 from breadbox.shared.outages import OutageLog
@@ -21,6 +28,104 @@ RENEW_AGAIN_S = 1.0
 """Seconds after which a failed renewal is retried."""
 UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
 """Errors that say that a payload is there, and unreadable for good."""
+
+
+_GONE = errors.LeaseExpiredError | errors.TicketNotFoundError
+
+
+class _Renewed(Protocol):
+    """What is renewed."""
+
+    released: bool
+    expired: bool
+
+    @property
+    def remaining_s(self) -> float: ...
+
+
+def _renewing(
+    context: Context, held: _Renewed, name: str, call: calls.Call[Any]
+) -> Operation[None]:
+    # Most leases are released before the first renewal.
+    yield Sleep(held.remaining_s * RENEW_AT)
+    outage = OutageLog(_log, f"renewing {name}", now=context.now)
+    while True:
+        try:
+            renewed = yield from operations.invoke_once(context, call)
+        except errors.ReplayBufferError as error:
+            if held.released:
+                return  # Released meanwhile, so nothing is lost.
+            if isinstance(error, _GONE | errors.ClosedError):
+                held.expired = isinstance(error, _GONE)
+                if not isinstance(error, errors.TicketNotFoundError):  # Ended with its group.
+                    _log.warning("%s is not renewed any more: %s", name, error)
+                return
+            outage.failed(error)
+            delay_s = RENEW_AGAIN_S
+        else:
+            outage.succeeded()
+            remaining_s = renewed.remaining_s if isinstance(renewed, TicketRenewal) else renewed
+            delay_s = remaining_s * RENEW_AT
+        yield Sleep(delay_s)
+
+
+class HeldTicket(ProcessBound):
+    """A ticket: its state, and its operations."""
+
+    _kind = "ticket"
+    _remedy = "take tickets in each process, or hand on the names of their groups"
+
+    def __init__(self, context: Context, buffer: str, group: str, grant: TicketGrant) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._grant = grant
+        self._newest = context.newest(buffer, grant.session_id)
+        self.group = group
+        """The group's name, which the server made: `worker_id` of its members."""
+        self.released = False
+        """True once it was given back."""
+        self.expired = False
+        """True if a renewal found that it has ended: with its group, or by expiry."""
+
+    @property
+    def session_id(self) -> str:
+        """The session in which it was given."""
+        return self._grant.session_id
+
+    @property
+    def model_version(self) -> int:
+        """The version that was current when it was given."""
+        return self._grant.model_version
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that it had when it was given."""
+        return self._grant.remaining_s
+
+    @property
+    def late(self) -> bool:
+        """True if a group of this version is too stale by now, as far as the client knows, or over.
+
+        Then stop generating, and give it back. The client knows the version of the latest answer to
+        any of its appends, renewals and `watch_model`.
+        """
+        if self.released or self.expired:
+            return True
+        bound = self._grant.staleness_max
+        return bound is not None and self._newest.version - self.model_version > bound
+
+    def __repr__(self) -> str:
+        state = "given back" if self.released else "ended" if self.expired else "open"
+        return f"Ticket({self.group!r}, version {self.model_version}, {state})"
+
+    def _renewing(self) -> Operation[None]:
+        call = calls.renew_ticket(self._buffer, self.group, None)
+        return _renewing(self._context, self, f"the ticket of group {self.group}", call)
+
+    def _given_back(self, member: int | None, is_left_by: object) -> Operation[None]:
+        call = calls.give_back_ticket(self._buffer, self.group, member)
+        send = operations.invoke if is_left_by is None else operations.invoke_once
+        yield from send(self._context, call)
 
 
 class Granted(ProcessBound):
@@ -51,6 +156,11 @@ class Granted(ProcessBound):
     def request_id(self) -> str:
         """Name of the fetch; all ranks use the same."""
         return self.grant.request_id
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds that it had when it was granted."""
+        return self.grant.remaining_s
 
     @property
     def references(self) -> tuple[FragmentReference, ...]:
@@ -133,26 +243,8 @@ class Granted(ProcessBound):
 
     def _renewing(self) -> Operation[None]:
         """Renew it in time until it is released or gone; retry soon if the server is away."""
-        yield Sleep(self.grant.remaining_s * RENEW_AT)
-        # Not before: most leases are released by now.
         call = calls.renew_lease(self._buffer, self.lease_id, None)
-        outage = OutageLog(_log, f"renewing lease {self.lease_id}", now=self._context.now)
-        while True:
-            try:
-                remaining_s = yield from operations.invoke_once(self._context, call)
-            except errors.ReplayBufferError as error:
-                if self.released:
-                    return  # Released meanwhile, so nothing is lost.
-                if isinstance(error, errors.LeaseExpiredError | errors.ClosedError):
-                    self.expired = isinstance(error, errors.LeaseExpiredError)
-                    _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
-                    return
-                outage.failed(error)
-                delay_s = RENEW_AGAIN_S
-            else:
-                outage.succeeded()
-                delay_s = remaining_s * RENEW_AT
-            yield Sleep(delay_s)
+        return _renewing(self._context, self, f"lease {self.lease_id}", call)
 
     def _examined(self) -> Operation[list[str]]:
         """Read each payload by itself; return the ids of those that cannot be read."""

@@ -52,6 +52,7 @@ from breadbox.model.types import (
     PrioritiesReply,
     PublishReply,
     StoreConfig,
+    TicketGrant,
 )
 from breadbox.operations import calls
 from breadbox.operations.calls import Call
@@ -249,13 +250,17 @@ class Context:
         key = (getattr(request, "buffer", "") or request.name, session_id)
         newest, references = self._newest.get(key), getattr(answer, "fragments", ())
         if newest is None and references:
-            with self._newest_lock:
-                newest = self._newest.setdefault(key, NewestVersion())
+            newest = self.newest(*key)
         if newest is not None and newest.version < version:
             with self._newest_lock:
                 newest.version = max(newest.version, version)
         for reference in references:
             reference._newest = newest  # noqa: SLF001 - the same library's
+
+    def newest(self, buffer: str, session_id: str) -> NewestVersion:
+        """Return what notes the newest version of a session that any answer names."""
+        with self._newest_lock:
+            return self._newest.setdefault((buffer, session_id), NewestVersion())
 
     def failed_call(self, place: int, error: grpc.RpcError) -> errors.ReplayBufferError:
         """Translate gRPC's error; the next call goes to another address if that helps."""
@@ -447,6 +452,31 @@ def group_ends(
         )
         if ends or until - context.now() < INSTANT_S:
             return ends
+
+
+def take_tickets(
+    context: Context,
+    buffer: str,
+    count: int,
+    max_wait_s: float | None,
+    lease_s: float,
+    request_id: str | None = None,
+) -> Operation[TicketGrant]:
+    """Take tickets; raise WaitElapsedError if the wait is over and none was free."""
+    if max_wait_s is not None:
+        wire.duration("max_wait_s", max_wait_s)
+    started_at, request = context.now(), request_id or context.new_id()
+    until = started_at + (math.inf if max_wait_s is None else max_wait_s)
+    while True:
+        answer, _ = yield from repeat(
+            context,
+            lambda now: calls.take_tickets(buffer, request, count, lease_s, _slice_s(until - now)),
+        )
+        if isinstance(answer, TicketGrant):
+            return answer
+        now = context.now()
+        if until - now < INSTANT_S:
+            raise errors.WaitElapsedError(now - started_at, answer)
 
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:

@@ -42,6 +42,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUBSCRIPTIONS_FULL: _ClassVar[ErrorReason]
     STANDBY: _ClassVar[ErrorReason]
     SESSION_IN_USE: _ClassVar[ErrorReason]
+    TICKET_NOT_FOUND: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ARGUMENT_INVALID: ErrorReason
 FETCH_EXCEEDS_CAPACITY: ErrorReason
@@ -78,3 +79,4 @@ SUBSCRIPTION_EXISTS: ErrorReason
 SUBSCRIPTIONS_FULL: ErrorReason
 STANDBY: ErrorReason
 SESSION_IN_USE: ErrorReason
+TICKET_NOT_FOUND: ErrorReason

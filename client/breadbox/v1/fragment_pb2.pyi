@@ -28,6 +28,7 @@ class GroupEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GROUP_END_REASON_LOST: _ClassVar[GroupEndReason]
     GROUP_END_REASON_EVICTED: _ClassVar[GroupEndReason]
     GROUP_END_REASON_EQUAL: _ClassVar[GroupEndReason]
+    GROUP_END_REASON_GIVEN_BACK: _ClassVar[GroupEndReason]
 ADMISSION_OUTCOME_UNSPECIFIED: AdmissionOutcome
 ADMISSION_OUTCOME_ADMITTED: AdmissionOutcome
 ADMISSION_OUTCOME_DUPLICATE: AdmissionOutcome
@@ -46,6 +47,7 @@ GROUP_END_REASON_STALE: GroupEndReason
 GROUP_END_REASON_LOST: GroupEndReason
 GROUP_END_REASON_EVICTED: GroupEndReason
 GROUP_END_REASON_EQUAL: GroupEndReason
+GROUP_END_REASON_GIVEN_BACK: GroupEndReason
 
 class PayloadReference(_message.Message):
     __slots__ = ("payload_id", "size_bytes", "piece_size_bytes")

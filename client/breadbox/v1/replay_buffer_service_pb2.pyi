@@ -126,6 +126,70 @@ class GroupEnd(_message.Message):
     member_count: int
     def __init__(self, number: _Optional[int] = ..., group: _Optional[str] = ..., reason: _Optional[_Union[_fragment_pb2.GroupEndReason, str]] = ..., member_count: _Optional[int] = ...) -> None: ...
 
+class TakeTicketsRequest(_message.Message):
+    __slots__ = ("buffer", "request_id", "ticket_count", "max_wait", "lease_duration")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    request_id: str
+    ticket_count: int
+    max_wait: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., request_id: _Optional[str] = ..., ticket_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class TakeTicketsResponse(_message.Message):
+    __slots__ = ("groups", "remaining_duration", "session_id", "model_version", "staleness_max", "waiting_reason")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_DURATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    remaining_duration: _duration_pb2.Duration
+    session_id: str
+    model_version: int
+    staleness_max: int
+    waiting_reason: str
+    def __init__(self, groups: _Optional[_Iterable[str]] = ..., remaining_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., staleness_max: _Optional[int] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+
+class RenewTicketRequest(_message.Message):
+    __slots__ = ("buffer", "group", "lease_duration")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    group: str
+    lease_duration: _duration_pb2.Duration
+    def __init__(self, buffer: _Optional[str] = ..., group: _Optional[str] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class RenewTicketResponse(_message.Message):
+    __slots__ = ("remaining_duration", "session_id", "model_version")
+    REMAINING_DURATION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    remaining_duration: _duration_pb2.Duration
+    session_id: str
+    model_version: int
+    def __init__(self, remaining_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+
+class GiveBackTicketRequest(_message.Message):
+    __slots__ = ("buffer", "group", "member")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    group: str
+    member: int
+    def __init__(self, buffer: _Optional[str] = ..., group: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
+
+class GiveBackTicketResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WatchModelResponse(_message.Message):
     __slots__ = ("changed", "session_id", "model_version", "weights", "known_session_ended")
     CHANGED_FIELD_NUMBER: _ClassVar[int]

@@ -60,6 +60,21 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.FromString,
                 _registered_method=True)
+        self.TakeTickets = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/TakeTickets',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.TakeTicketsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.TakeTicketsResponse.FromString,
+                _registered_method=True)
+        self.RenewTicket = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/RenewTicket',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewTicketRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewTicketResponse.FromString,
+                _registered_method=True)
+        self.GiveBackTicket = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/GiveBackTicket',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.FromString,
+                _registered_method=True)
         self.AppendFragments = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/AppendFragments',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsRequest.SerializeToString,
@@ -206,6 +221,33 @@ class ReplayBufferServiceServicer(object):
         """Workers that send groups. Long poll: returns as soon as a group of the current session has ended
         after the known end. Ends are remembered as long as their groups, of which workers_max are. Empty
         after max_wait, and in a buffer without groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeTickets(self, request, context):
+        """Producers of a buffer of groups, before they begin: the right to fill groups, which the server
+        names, as fast as the learner takes them. Blocks until a ticket is free, for at most max_wait, in
+        arrival order; then gives up to ticket_count. A repeated request_id gets the same tickets.
+        Fails: WAITERS_FULL; QUOTA_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewTicket(self, request, context):
+        """The holder of a ticket, while it works on the group. Fails: TICKET_NOT_FOUND once the ticket has
+        ended, with its group or by expiry.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GiveBackTicket(self, request, context):
+        """The holder of a ticket that gives up its group, or one member of it. A group without its whole
+        ends as given back, or, of at least group_min members, as partial. Of a group that has ended it
+        changes nothing. Fails: TICKET_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -421,6 +463,21 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.GroupEnds,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.SerializeToString,
+            ),
+            'TakeTickets': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeTickets,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.TakeTicketsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.TakeTicketsResponse.SerializeToString,
+            ),
+            'RenewTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewTicket,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewTicketRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewTicketResponse.SerializeToString,
+            ),
+            'GiveBackTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveBackTicket,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.SerializeToString,
             ),
             'AppendFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendFragments,
@@ -659,6 +716,87 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/GroupEnds',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeTickets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/TakeTickets',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.TakeTicketsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.TakeTicketsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/RenewTicket',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewTicketRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.RenewTicketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveBackTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/GiveBackTicket',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -229,6 +229,19 @@ def announcement(
     )
 
 
+def tickets_from_wire(message: pb.TakeTicketsResponse) -> types.TicketGrant | str:
+    """Return the tickets that were given, or why none was."""
+    if not message.groups:
+        return message.waiting_reason
+    return types.TicketGrant(
+        tuple(message.groups),
+        seconds(message.remaining_duration),
+        message.session_id,
+        message.model_version,
+        message.staleness_max if message.HasField("staleness_max") else None,
+    )
+
+
 def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
     """Read the ends of groups, in order."""
     return [

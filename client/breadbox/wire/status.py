@@ -112,6 +112,7 @@ BY_REASON: Mapping[int, _Maker] = {
         failure.number_of("current"), failure.number_of("announced")
     ),
     errors_pb2.LEASE_NOT_FOUND: _naming(errors.LeaseExpiredError, "lease"),
+    errors_pb2.TICKET_NOT_FOUND: _naming(errors.TicketNotFoundError, "group"),
     errors_pb2.REQUEST_NOT_FOUND: _naming(errors.RequestNotFoundError, "request"),
     errors_pb2.SUBSCRIPTION_NOT_FOUND: _naming(errors.SubscriptionNotFoundError, "subscription"),
     errors_pb2.SUBSCRIPTION_EXISTS: _naming(errors.SubscriptionExistsError, "subscription"),

@@ -142,6 +142,8 @@ class Rule:
     """Name of the repeated field of messages with a `worker_id`, or "" if there is none."""
     more_workers: str = ""
     """Name of another such field."""
+    worker: str = ""
+    """Name of a field that names one worker, or "" if there is none."""
 
 
 _ALL: Final = frozenset(Role)
@@ -156,6 +158,8 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
     for rule, methods in (
         (Rule(_PRODUCERS, "buffer", "fragments"), ("AppendFragments",)),
         (Rule(_PRODUCERS, "buffer", "episodes", "workers"), ("ReportEpisodes",)),
+        (Rule(_PRODUCERS, "buffer"), ("TakeTickets",)),
+        (Rule(_PRODUCERS, "buffer", worker="group"), ("RenewTicket", "GiveBackTicket")),
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
         (Rule(_LEARNERS, "buffer"), ("FetchFragments", "RenewLease", "UpdatePriorities")),
         # A viewer may release the leases of its own reads.
@@ -232,9 +236,10 @@ def check_request(caller: Caller, method: str, request: Any) -> None:
         buffer = getattr(request, rule.buffer) or DEFAULT_BUFFER_NAME
         if not caller.may_use(buffer):
             raise _not_for(caller, "buffer", caller.buffers, buffer)
-    if rule.workers and caller.workers is not None:
-        more = getattr(request, rule.more_workers) if rule.more_workers else ()
-        for worker in {each.worker_id for each in (*getattr(request, rule.workers), *more)}:
+    if caller.workers is not None:
+        named = [getattr(request, field) for field in (rule.workers, rule.more_workers) if field]
+        workers = {each.worker_id for messages in named for each in messages}
+        for worker in workers | ({getattr(request, rule.worker)} if rule.worker else set()):
             if not caller.may_append_as(worker):
                 raise _not_for(caller, "worker", caller.workers, worker)
 

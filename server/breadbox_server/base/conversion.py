@@ -83,6 +83,15 @@ WaitingRequest = (
     | pb.ReadFragmentsRequest
     | pb.WatchModelRequest
     | pb.GroupEndsRequest
+    | pb.TakeTicketsRequest
+)
+
+LeasingRequest = (
+    pb.FetchFragmentsRequest
+    | pb.ReadFragmentsRequest
+    | pb.RenewLeaseRequest
+    | pb.TakeTicketsRequest
+    | pb.RenewTicketRequest
 )
 
 DEFAULT_BUFFER_NAME: Final = "default"
@@ -224,7 +233,7 @@ def read_spec(request: "pb.ReadFragmentsRequest") -> ReadSpec:
 
 
 def lease_s(
-    request: "pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.RenewLeaseRequest",
+    request: LeasingRequest,
 ) -> float | None:
     """Return the seconds that a lease is to live, or None if the buffer decides."""
     if not request.HasField("lease_duration"):

@@ -6,6 +6,7 @@ What knows what:
     rules.offers     fragments to be confirmed    state.room       places and bytes reserved
     rules.waiting    appends without room         state.room_queue their order
     state.groups     groups of members, in the place of workers
+    rules.tickets    groups reserved ahead        state.tickets    tickets that live
     rules.granting   fetches and leases           state.holdings   closed chunks, held and leased
     rules.reading    cursors                      state.grants     waiters, grants and leases
     rules.changes    sessions, limits, losses     state.session    session, version, weights
@@ -33,17 +34,24 @@ from typing import Any
 
 from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade, TimePassed
+from breadbox_server.core.model.entries import (
+    Entry,
+    FragmentTaken,
+    GrantMade,
+    TicketsGiven,
+    TimePassed,
+)
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
 from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
-from breadbox_server.core.rules import changes, granting, intake, offers, reading, waiting
+from breadbox_server.core.rules import changes, granting, intake, offers, reading, tickets, waiting
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
 from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
+from breadbox_server.core.state.tickets import TicketWaiter
 
 
 class ReplayBuffer:
@@ -163,12 +171,28 @@ class ReplayBuffer:
             latest_request_id=RequestId("") if latest is None else latest.request_id,
             schemas=tuple(state.model.schemas.values()),
             open_groups=() if groups is None else tuple(groups.longest_silent(now)),
+            ticket_count=0 if groups is None else len(groups.tickets.by_group),
+            ticket_waiter_count=len(state.ticket_waiters.waiters),
+            ticket_waiting_reason=tickets.waiting_reason(state),
         )
 
     @property
     def _groups(self) -> Groups | None:
         assembly = self._state.assembly
         return assembly if isinstance(assembly, Groups) else None
+
+    def tickets_of(self, holder: str, request_id: RequestId) -> int:
+        """Count a holder's tickets, and those that its other requests wait for; O(waiting)."""
+        groups, waiters = self._groups, self._state.ticket_waiters.waiters.values()
+        return (0 if groups is None else groups.tickets.counts[holder]) + sum(
+            [
+                each.fragment_count
+                for each in waiters
+                if isinstance(each, TicketWaiter)
+                and each.holder == holder
+                and each.request_id != request_id
+            ]
+        )
 
     def group_ends(self, after: int, count_max: int) -> list[description.GroupEnd]:
         """Return the first ends of remembered groups after the one of a number."""
@@ -179,6 +203,8 @@ class ReplayBuffer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
         self.handle_timer(now=now)
         answer: Answer = _HANDLERS[type(input)](self._state, input, now=now)
+        if self._state.ticket_waiters.waiters:
+            tickets.serve(self._state, now=now)
         self._due_at = self._first_due()
         return answer
 
@@ -205,7 +231,7 @@ class ReplayBuffer:
         due_at = inf if (silence := intake.next_silence(state)) is None else silence
         if (lease := state.leases.first_expiry()) is not None:
             due_at = min(due_at, lease.expires_at)
-        for each in (state.waiters, state.queue):
+        for each in (state.waiters, state.queue, state.ticket_waiters):
             if (deadline := each.first_deadline()) is not None:
                 due_at = min(due_at, deadline[0])
         expiry = state.room.first_expiry()
@@ -225,6 +251,8 @@ class ReplayBuffer:
         granting.settle(state, now=now)
         granting.time_out_overdue(state, now=now)
         waiting.time_out_overdue(state, now=now)
+        if state.ticket_waiters.waiters:
+            tickets.time_out_overdue(state, now=now)
         self._due_at = self._first_due()
 
     def replay(self, entry: Entry, *, now: float) -> None:
@@ -238,6 +266,8 @@ class ReplayBuffer:
             return
         if isinstance(entry, GrantMade):
             granting.replay(self._state, entry, now=now)
+        elif isinstance(entry, TicketsGiven):
+            tickets.replay(self._state, entry, now=now)
         elif not isinstance(entry, TimePassed):
             _HANDLERS[type(entry)](self._state, entry, now=now)
         self._due_at = self._first_due()
@@ -257,6 +287,7 @@ class ReplayBuffer:
         state = self._state
         for part in (state.holdings.table, state.assembly, state.waiters, state.model):
             part.check_invariants()
+        state.ticket_waiters.check_invariants()
         state.room.check_invariants()
         state.queue.check_invariants()
         state.leases.check_invariants(state.config.requests_remembered_max)
@@ -322,6 +353,8 @@ class ReplayBuffer:
         if head is not None:
             chunk_count = head.fragment_count // state.config.fragments_per_chunk
             assert not state.may_grant(chunk_count, head.world_size), "I4: a request waits in vain"
+        if state.ticket_waiters.waiters:
+            assert tickets.free_count(state) <= 0, "I4: a request for tickets waits in vain"
 
 
 _HANDLERS: dict[type, Callable[..., Any]] = {
@@ -336,6 +369,9 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.DeclareSchema: intake.declare_schema,
     inputs.Fetch: granting.fetch,
     inputs.CancelFetch: granting.cancel,
+    inputs.TakeTickets: tickets.take,
+    inputs.RenewTicket: tickets.renew,
+    inputs.GiveBackTicket: tickets.give_back,
     inputs.RenewLease: granting.renew,
     inputs.ReleaseLease: granting.release,
     inputs.UndeliveredGrant: granting.undo,

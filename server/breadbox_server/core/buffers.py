@@ -32,7 +32,9 @@ from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state.buffer_state import BufferState, Shared
 
 DEFAULT_BUFFER = BufferName("default")
-REFUSED_AT_END = inputs.Fetch | inputs.AppendFragments | inputs.Offer | inputs.Settle
+REFUSED_AT_END = (
+    inputs.Fetch | inputs.TakeTickets | inputs.AppendFragments | inputs.Offer | inputs.Settle
+)
 DRAW_SEED_BITS = 63
 """A seed fits a signed 64-bit integer, wherever a journal puts it."""
 

@@ -21,6 +21,7 @@ from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.counters import DURABLE
 from breadbox_server.core.state.grants import Grant, GrantedChunk, Lease
 from breadbox_server.core.state.subscriptions import Subscription
+from breadbox_server.core.state.tickets import Ticket
 
 
 class ChunkSnapshot(NamedTuple):
@@ -50,6 +51,18 @@ class WorkerSnapshot(NamedTuple):
     outcome_codes: bytes
     end: GroupEndReason | None = None
     end_number: int = 0
+
+
+class TicketSnapshot(NamedTuple):
+    """A ticket; see `tickets.Ticket`."""
+
+    group: ids.WorkerId
+    request_id: ids.RequestId
+    holder: str
+    model_version: ids.ModelVersion
+    lease_s: float
+    expires_at: float
+    given_back: tuple[int, ...]
 
 
 class GrantedChunkSnapshot(NamedTuple):
@@ -121,6 +134,9 @@ class BufferSnapshot:
     """The chunks held in the remover's order; empty where the oldest leave first."""
     group_end_count: int = 0
     """Ends of groups ever noted."""
+    tickets: tuple[TicketSnapshot, ...] = ()
+    version_delivered_count: int = 0
+    """Uses granted at the current version, less those given back."""
 
 
 def take(state: BufferState) -> BufferSnapshot:
@@ -179,7 +195,25 @@ def take(state: BufferState) -> BufferSnapshot:
         subscriptions=tuple([replace(each) for each in state.holdings.subscriptions.all()]),
         removed_in=() if table.remover is None else tuple(table.remover.order()),
         group_end_count=state.assembly.ended_count,
+        tickets=tuple(_taken_tickets(state)),
+        version_delivered_count=state.meter.version_delivered_count,
     )
+
+
+def _taken_tickets(state: BufferState) -> Iterable[TicketSnapshot]:
+    tickets = state.assembly.tickets
+    return [
+        TicketSnapshot(
+            each.group,
+            each.request_id,
+            each.holder,
+            each.model_version,
+            each.lease_s,
+            each.expires_at,
+            tuple(sorted(each.given_back)),
+        )
+        for each in (() if tickets is None else tickets.by_group.values())
+    ]
 
 
 def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
@@ -211,8 +245,21 @@ def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
         state.assembly.put(worker, OpenChunk(worker_id, list(fragments), touched_at))
         for fragment in fragments:
             state.payloads.take(fragment)
+    state.meter.version_delivered_count = taken.version_delivered_count
+    _restore_tickets(state, taken.tickets)
     _restore_chunks(state, taken)
     return state
+
+
+def _restore_tickets(state: BufferState, taken: Iterable[TicketSnapshot]) -> None:
+    tickets = state.assembly.tickets
+    for each in taken:
+        if tickets is None:
+            raise ReplayError("a buffer without groups has a ticket")
+        ticket = Ticket(*each[:6], given_back=set(each.given_back))
+        tickets.add([ticket])
+        if ticket.group in state.assembly.open:
+            del tickets.unbegun[ticket.group]
 
 
 def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:

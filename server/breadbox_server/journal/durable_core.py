@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, overload
 
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.errors import AppendsFullError, QuotaExceededError, QuotaFullError
@@ -24,16 +24,27 @@ from breadbox_server.core.model.errors import (
     BufferNotFoundError,
     DomainError,
     DrainingError,
+    TicketNotFoundError,
     WaitersFullError,
 )
-from breadbox_server.core.model.events import Event, FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.events import (
+    Event,
+    FetchGranted,
+    FetchRefused,
+    TicketsRefused,
+    TicketsTaken,
+    TicketWaitElapsed,
+    WaitElapsed,
+)
 from breadbox_server.core.model.ids import BufferName, CallerId
 from breadbox_server.core.model.inputs import (
     Answer,
     CancelFetch,
     Fetch,
+    GiveBackTicket,
     Input,
     ModelState,
+    TakeTickets,
     UndeliveredGrant,
 )
 from breadbox_server.core.snapshot import BufferSnapshot
@@ -44,6 +55,9 @@ from breadbox_server.metrics.metrics import Metrics
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
+
+Outcome = FetchGranted | WaitElapsed | TicketsTaken | TicketWaitElapsed
+Refused = FetchRefused | TicketsRefused
 
 TOLD_AT_ONCE: Final = (
     AppendsFullError,
@@ -82,7 +96,7 @@ class DurableCore:
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self.undurable_models = 0
-        self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
+        self._callers: dict[CallerId, asyncio.Future[Any]] = {}
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
 
     async def call(self, command: Input[Answer]) -> Answer:
@@ -101,10 +115,16 @@ class DurableCore:
         async with self.durable_refusals():
             return question()
 
-    async def wait(self, command: Fetch) -> FetchGranted | WaitElapsed:
-        """Give the core a fetch; return its outcome once durable.
+    @overload
+    async def wait(self, command: Fetch) -> FetchGranted | WaitElapsed: ...
 
-        A cancel gives a grant of its own tick back.
+    @overload
+    async def wait(self, command: TakeTickets) -> TicketsTaken | TicketWaitElapsed: ...
+
+    async def wait(self, command: Fetch | TakeTickets) -> Outcome:
+        """Give the core a request that may wait; return its outcome once durable.
+
+        A cancel gives a grant, or tickets, of its own tick back.
         """
         self.turns.check_room()
         async with self.durable_refusals():
@@ -113,14 +133,14 @@ class DurableCore:
             except BaseException:
                 self.pump()
                 raise
-        future: asyncio.Future[FetchGranted | WaitElapsed]
+        future: asyncio.Future[Outcome]
         future = self._callers[caller_id] = asyncio.get_running_loop().create_future()
         self.pump()
         try:
             return await future
         except asyncio.CancelledError:
             if future.cancelled():
-                self._decide_if_buffer_lives(CancelFetch(command.buffer, caller_id))
+                self._decide_if_it_lives(CancelFetch(command.buffer, caller_id))
             elif future.exception() is None:
                 # The outcome landed in the tick that cancelled us: nobody else will hold it.
                 self._give_back(future.result())
@@ -131,7 +151,7 @@ class DurableCore:
 
     @property
     def waiting_count(self) -> int:
-        """Number of fetches in progress: those that wait, and those not yet resumed."""
+        """Number of requests in progress: those that wait, and those not yet resumed."""
         return len(self._callers)
 
     def take_back(self, granted: FetchGranted) -> None:
@@ -139,25 +159,28 @@ class DurableCore:
         self._give_back(granted)
         self.pump()
 
-    def wake(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
-        """Wake the fetch that waits for an outcome, which is durable."""
+    def wake(self, event: Outcome | Refused) -> None:
+        """Wake the request that waits for an outcome, which is durable."""
         future = self._callers.get(event.caller_id)
         if future is None or future.done():
             self._give_back(event)
-        elif isinstance(event, FetchRefused):
+        elif isinstance(event, Refused):
             future.set_exception(event.error)
         else:
             future.set_result(event)
 
-    def _give_back(self, outcome: FetchGranted | FetchRefused | WaitElapsed) -> None:
+    def _give_back(self, outcome: Outcome | Refused) -> None:
         if isinstance(outcome, FetchGranted):
-            self._decide_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
+            self._decide_if_it_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
+        elif isinstance(outcome, TicketsTaken):
+            for group in outcome.groups:
+                self._decide_if_it_lives(GiveBackTicket(outcome.buffer, group))
 
-    def _decide_if_buffer_lives(self, command: CancelFetch | UndeliveredGrant) -> None:
+    def _decide_if_it_lives(self, command: CancelFetch | UndeliveredGrant | GiveBackTicket) -> None:
         try:
             self.decide(command)
-        except BufferNotFoundError:
-            log.debug("buffer %s was deleted before a caller's end was reported", command.buffer)
+        except (BufferNotFoundError, TicketNotFoundError):
+            log.debug("a caller's end was reported after that of what it had: %s", command)
 
     def apply_now(self, command: Input[Answer]) -> Answer:
         """Give the core one input and carry out, or queue, what comes of it."""
@@ -198,6 +221,10 @@ class DurableCore:
         if self.undurable_models:
             await self.turns.settled()
         return state
+
+    def remaining_s(self, expires_at: float) -> float:
+        """Return the seconds from now to an instant of the core, at least 0."""
+        return max(0.0, expires_at - self.clock.now())
 
     def check_serving(self) -> None:
         """Raise DrainingError if the server takes no new work."""

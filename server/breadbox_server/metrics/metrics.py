@@ -29,6 +29,7 @@ from breadbox_server.core.model.events import (
     GroupEnded,
     LeaseEnd,
     LeaseEnded,
+    TicketsEnded,
     WaitElapsed,
 )
 from breadbox_server.core.model.inputs import AdmissionOutcome
@@ -55,6 +56,8 @@ GAUGES: Final = {
     "capacity_bytes": ("config.capacity_bytes", "Payload bytes that may be held"),
     "payload_bytes": ("payload_bytes", "Payload bytes of open chunks, chunks and leases"),
     "leases": ("lease_count", "Leases alive"),
+    "tickets": ("ticket_count", "Tickets that are held"),
+    "ticket_waiters": ("ticket_waiter_count", "Requests that wait for tickets"),
     "workers": ("worker_count", "Workers that take part in the session"),
     "model_version": ("model.model_version", "Current model version"),
 }
@@ -141,6 +144,8 @@ class Metrics(Series):
                 self._of(buffer, self.fragments_discarded, why.value).inc(count)
             case GroupEnded(buffer=buffer, reason=why):
                 self._of(buffer, self.groups_ended, why.value).inc()
+            case TicketsEnded(buffer=buffer, end=end, ticket_count=count):
+                self._of(buffer, self.tickets_ended, end.value).inc(count)
             case LeaseEnded(buffer=buffer, end=end, staleness=staleness):
                 self._of(buffer, self.leases_ended, end.value).inc()
                 if end is LeaseEnd.CONSUMED:

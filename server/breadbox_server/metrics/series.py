@@ -43,6 +43,7 @@ class Series:
     groups_ended = series(
         Counter, "Groups ended; one that left before a use is counted once more", "buffer reason"
     )
+    tickets_ended = series(Counter, "Tickets ended", "buffer end")
     leases_ended = series(Counter, "Leases ended", "buffer end")
     chunks_read = series(Counter, "Chunks returned to readers that read by a cursor", "buffer")
     chunks_skipped = series(

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from breadbox import __version__
@@ -22,9 +23,10 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
+from breadbox_server.core.model.config import StalePolicy
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
-from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.events import FetchGranted, TicketsTaken
 from breadbox_server.core.model.ids import (
     BufferName,
     LeaseId,
@@ -32,6 +34,7 @@ from breadbox_server.core.model.ids import (
     RequestId,
     SessionId,
     SubscriptionName,
+    WorkerId,
 )
 from breadbox_server.core.model.inputs import (
     Acknowledge,
@@ -40,11 +43,14 @@ from breadbox_server.core.model.inputs import (
     DeleteBuffer,
     EndSession,
     Fetch,
+    GiveBackTicket,
     PublishModel,
     ReleaseLease,
     RenewLease,
+    RenewTicket,
     StartSession,
     Subscribe,
+    TakeTickets,
     Unsubscribe,
     UpdateBuffer,
 )
@@ -192,6 +198,62 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             caller=current_caller(),
         )
         return pb.GroupEndsResponse(ends=map(convert.GROUP_END.message, ends))
+
+    async def TakeTickets(
+        self, request: pb.TakeTicketsRequest, context: Context
+    ) -> pb.TakeTicketsResponse:
+        """Wait for tickets."""
+        buffer, lease_s = convert.buffer_name(request.buffer), convert.lease_s(request)
+        if lease_s is None:
+            raise InvalidArgumentError("lease_duration", "must be given")
+        caller = current_caller()
+        outcome = await self._driver.take_tickets(
+            TakeTickets(
+                buffer,
+                request_id=RequestId(request.request_id),
+                ticket_count=request.ticket_count,
+                deadline_at=self._driver.core.clock.now() + _wait_s(request, context),
+                lease_s=lease_s,
+                holder=caller.holder(buffer),
+            ),
+            caller,
+        )
+        if not isinstance(outcome, TicketsTaken):
+            return pb.TakeTicketsResponse(waiting_reason=outcome.reason)
+        config = self._driver.core.buffers[buffer].config
+        keeps = config.stale is StalePolicy.KEEP
+        return pb.TakeTicketsResponse(
+            groups=outcome.groups,
+            remaining_duration=self._remaining(outcome.expires_at),
+            session_id=outcome.session_id,
+            model_version=outcome.model_version,
+            staleness_max=None if keeps else config.staleness_max,
+        )
+
+    async def RenewTicket(
+        self, request: pb.RenewTicketRequest, context: Context
+    ) -> pb.RenewTicketResponse:
+        """Let a ticket live on."""
+        buffer, group = convert.buffer_name(request.buffer), WorkerId(request.group)
+        expires_at = await self._driver.core.call(
+            RenewTicket(buffer, group, convert.lease_s(request))
+        )
+        state = await self._driver.core.durable_model(buffer)
+        return pb.RenewTicketResponse(
+            remaining_duration=self._remaining(expires_at),
+            session_id=state.session_id,
+            model_version=state.model_version,
+        )
+
+    async def GiveBackTicket(
+        self, request: pb.GiveBackTicketRequest, context: Context
+    ) -> pb.GiveBackTicketResponse:
+        """End a ticket with its group, or note that a member will not come."""
+        member = request.member if request.HasField("member") else None
+        await self._driver.core.call(
+            GiveBackTicket(convert.buffer_name(request.buffer), WorkerId(request.group), member)
+        )
+        return pb.GiveBackTicketResponse()
 
     async def AppendFragments(
         self, request: pb.AppendFragmentsRequest, context: Context
@@ -554,8 +616,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             buffer.state.hold = self._driver.appends.hold() or self._driver.store_watch.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
-        remaining_s = max(0.0, expires_at - self._driver.core.clock.now())
-        return pb.Lease(lease_id=lease_id, remaining_duration=convert.to_duration(remaining_s))
+        return pb.Lease(lease_id=lease_id, remaining_duration=self._remaining(expires_at))
+
+    def _remaining(self, expires_at: float) -> Duration:
+        return convert.to_duration(self._driver.core.remaining_s(expires_at))
 
 
 def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:

@@ -67,6 +67,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     shell.SessionInUseError: Row(_PRECONDITION, reasons.SESSION_IN_USE),
     core.VersionRegressedError: Row(_PRECONDITION, reasons.VERSION_REGRESSED),
     core.LeaseNotFoundError: Row(_NOT_FOUND, reasons.LEASE_NOT_FOUND),
+    core.TicketNotFoundError: Row(_NOT_FOUND, reasons.TICKET_NOT_FOUND),
     core.RequestNotFoundError: Row(_NOT_FOUND, reasons.REQUEST_NOT_FOUND),
     core.SubscriptionNotFoundError: Row(_NOT_FOUND, reasons.SUBSCRIPTION_NOT_FOUND),
     core.SubscriptionExistsError: Row(grpc.StatusCode.ALREADY_EXISTS, reasons.SUBSCRIPTION_EXISTS),

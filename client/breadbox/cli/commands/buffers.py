@@ -24,6 +24,7 @@ from breadbox.model.types import (
     MinimumChunks,
     SampleToInsertRatio,
     SchemaPolicy,
+    StalePolicy,
 )
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class LimitSettings(Target, BufferLimits):
     assembly: AssemblyPolicy | None = setting(None, environment=False)
     """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
     and from any worker; can be changed only without a session."""
+    stale: StalePolicy | None = setting(None, environment=False)
+    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
     full_policy: FullPolicy | None = setting(None, environment=False)
     """When there is no room: evict chunks, or let producers wait."""
     schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)

@@ -157,6 +157,11 @@ def _gauges(description: BufferDescription) -> Table:
         (senders, frame.count_text(state.worker_count), _of(config.workers_max)),
         ("staleness", staleness_text(description), _at_most(config.staleness_max)),
     ]
+    if config.groups_per_version:
+        free_max = (1 + (config.lead_versions or 0)) * config.groups_per_version
+        waiting = frame.counted(state.ticket_waiter_count, "request")
+        lines.append(("tickets", frame.count_text(state.ticket_count), _of(free_max)))
+        lines.append(("for tickets wait", waiting, state.ticket_waiting_reason))
     return frame.rows(frame.table("", "#now", "limit"), lines)
 
 

@@ -46,6 +46,14 @@ class AssemblyPolicy(Enum):
     """Members of a group, in any order and from any worker: `worker_id` names the group."""
 
 
+class StalePolicy(Enum):
+    """What becomes of what is staler than `staleness_max` (B5)."""
+
+    EVICT = "evict"
+    KEEP = "keep"
+    """Delivered late, and counted."""
+
+
 class SchemaPolicy(Enum):
     """How alike the fragments of a session must be (B4, B30)."""
 
@@ -89,7 +97,8 @@ class BufferConfig:
     decides. Only chunks without a lease are evicted for bytes; where that cannot make room,
     BYTES_FULL."""
     staleness_max: int = 2
-    """Versions; a chunk this stale is still served, one version staler is evicted."""
+    """Versions; a chunk this stale is still served; one version staler is evicted, or `stale`
+    decides."""
     uses_max: int = 1
     """Deliveries after which a chunk leaves the buffer."""
     full_policy: FullPolicy = FullPolicy.EVICT
@@ -130,6 +139,13 @@ class BufferConfig:
     """Members with which a silent group is delivered; with fewer it is dropped. 0: all members."""
     drop_equal: str = ""
     """Name of a number: a group with the same in all members is dropped. Empty: none is."""
+    stale: StalePolicy = StalePolicy.EVICT
+    """What becomes of what is staler than `staleness_max`."""
+    groups_per_version: int = 0
+    """Groups that the learner takes for each version that it publishes: so many tickets are given
+    for each version (B33). 0: none are given."""
+    lead_versions: int = 0
+    """Versions that groups with tickets may be ahead of the learner."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -161,6 +177,12 @@ class BufferConfig:
             raise InvalidArgumentError(
                 "drop_equal", f"must be at most {NUMBER_NAME_BYTES_MAX} bytes of UTF-8"
             )
+        if self.tickets_max > self.workers_max:
+            raise InvalidArgumentError(
+                "groups_per_version",
+                f"times (lead_versions + 1) is {self.tickets_max}, more than the groups remembered "
+                f"(workers_max {self.workers_max})",
+            )
 
     def _check_counts(self) -> None:
         smallest = {
@@ -169,6 +191,8 @@ class BufferConfig:
             "capacity_bytes": 1,
             "staleness_max": 0,
             "group_min": 0,
+            "groups_per_version": 0,
+            "lead_versions": 0,
             "uses_max": 1,
             "waiters_max": 1,
             "leases_max": 1,
@@ -220,6 +244,11 @@ class BufferConfig:
             raise InvalidArgumentError(
                 name, f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}"
             )
+
+    @property
+    def tickets_max(self) -> int:
+        """Groups that may be open, held or granted at the current version for a ticket (B33)."""
+        return (self.lead_versions + 1) * self.groups_per_version
 
     @property
     def capacity_fragments(self) -> int:

@@ -97,3 +97,9 @@ class BufferDescription:
     schemas: tuple[Schema, ...]
     open_groups: tuple[OpenGroup, ...]
     """The longest silent groups that lack members."""
+    ticket_count: int
+    """Tickets that live."""
+    ticket_waiter_count: int
+    """Requests that wait for tickets."""
+    ticket_waiting_reason: str
+    """One sentence with numbers: what the next request for a ticket would wait for, or empty."""

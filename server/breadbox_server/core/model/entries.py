@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from breadbox_server.core.model import inputs
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.ids import BufferName, ChunkId, LeaseId, RequestId
+from breadbox_server.core.model.ids import BufferName, ChunkId, LeaseId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
 
 
@@ -51,6 +51,17 @@ class GrantMade:
 
 
 @dataclass(frozen=True, slots=True)
+class TicketsGiven:
+    """A request was given tickets."""
+
+    buffer: BufferName
+    request_id: RequestId
+    groups: tuple[WorkerId, ...]
+    lease_s: float
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Groups ended as time passed, and callers learn of it: no server may find them open again."""
 
@@ -62,6 +73,9 @@ Entry = (
     | FragmentTaken
     | GrantMade
     | TimePassed
+    | TicketsGiven
+    | inputs.RenewTicket
+    | inputs.GiveBackTicket
     | inputs.StartSession
     | inputs.EndSession
     | inputs.PublishModel

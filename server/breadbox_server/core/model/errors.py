@@ -94,6 +94,14 @@ class LeaseNotFoundError(DomainError):
         self.lease = lease
 
 
+class TicketNotFoundError(DomainError):
+    """The ticket is unknown, has expired, or its group is forgotten."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"group {group!r} has no ticket: it is unknown or has ended; take another")
+        self.group = group
+
+
 class RequestNotFoundError(DomainError):
     """No grant was made for this request_id, or it is no longer remembered."""
 

@@ -10,6 +10,7 @@ from breadbox_server.core.model.ids import (
     LeaseId,
     ModelVersion,
     SessionId,
+    WorkerId,
 )
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
@@ -43,6 +44,16 @@ class DiscardReason(Enum):
     WORKER_SILENT = "worker_silent"
     PAYLOAD_LOST = "payload_lost"
     EQUAL = "equal"
+    GIVEN_BACK = "given_back"
+
+
+class TicketEnd(Enum):
+    """How a ticket ended."""
+
+    GROUP_ENDED = "group_ended"
+    GIVEN_BACK = "given_back"
+    EXPIRED = "expired"
+    SESSION_ENDED = "session_ended"
 
 
 class LeaseEnd(Enum):
@@ -95,6 +106,44 @@ class WaitElapsed(Event):
     reason: str
     """One sentence with numbers: what it waited for."""
     wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TicketsTaken(Event):
+    """A caller gets tickets. Report them, or give them back."""
+
+    caller_id: CallerId
+    groups: tuple[WorkerId, ...]
+    expires_at: float
+    """The same for all of them."""
+    session_id: SessionId
+    model_version: ModelVersion
+    """Version that was current when they were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class TicketWaitElapsed(Event):
+    """The deadline of a caller that waits for tickets passed; it holds none."""
+
+    caller_id: CallerId
+    reason: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TicketsRefused(Event):
+    """A caller that waits for tickets was turned away."""
+
+    caller_id: CallerId
+    error: DomainError
+
+
+@dataclass(frozen=True, slots=True)
+class TicketsEnded(Event):
+    """Tickets ended."""
+
+    end: TicketEnd
+    ticket_count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,12 @@ class GroupEndReason(Enum):
     """Silent with fewer."""
     STALE = "stale"
     LOST = "lost"
+    """A payload was lost, or a ticket expired before the first member."""
     EVICTED = "evicted"
     EQUAL = "equal"
     """All members have the same number of the name in `drop_equal`."""
+    GIVEN_BACK = "given_back"
+    """The holder of its ticket gave it up."""
 
 
 class ReleaseMode(Enum):
@@ -216,9 +219,46 @@ class Fetch(Input[ids.CallerId]):
 
 @dataclass(frozen=True, slots=True)
 class CancelFetch(Input[None]):
-    """The caller went away; ignored if it is unknown or its outcome was reported."""
+    """The caller of a `Fetch`, or of `TakeTickets`, went away.
+
+    Ignored if it is unknown or its outcome was reported.
+    """
 
     caller_id: ids.CallerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeTickets(Input[ids.CallerId]):
+    """Ask for up to `ticket_count` tickets (B33); the outcome comes as an event, as of a `Fetch`.
+
+    A repeated request gets those of its tickets that live.
+    """
+
+    request_id: ids.RequestId
+    ticket_count: int
+    deadline_at: float
+    lease_s: float
+    holder: str = ""
+    """Name that the tickets are counted under."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewTicket(Input[float]):
+    """Let a ticket live for another `lease_s` from now, None as taken; answers its expiry."""
+
+    group: ids.WorkerId
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBackTicket(Input[None]):
+    """End a ticket with its group, or say that one member will not come (B33).
+
+    Repeating it is a no-op while the group is remembered.
+    """
+
+    group: ids.WorkerId
+    member: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

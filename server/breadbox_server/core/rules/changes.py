@@ -57,6 +57,7 @@ def drop_session(state: BufferState) -> None:
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.model.end()
         state.meter.inserted_count = state.meter.delivered_count = 0
+        state.meter.version_delivered_count = 0
 
 
 def publish(state: BufferState, input: inputs.PublishModel, *, now: float) -> Published:
@@ -80,6 +81,8 @@ def publish(state: BufferState, input: inputs.PublishModel, *, now: float) -> Pu
             return Published(input.model_version, 0, is_kept)
     if weights is not None and state.shared.refers_to(weights.payload_id):
         raise errors.InvalidArgumentError("weights.payload_id", "is in use already")
+    if input.model_version != model.version:
+        state.meter.version_delivered_count = 0
     model.publish(input.model_version, weights)
     state.counters["versions_published"] += 1
     evicted_count = _drop_stale(state)

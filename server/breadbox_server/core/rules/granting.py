@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from breadbox_server.core.model import errors, events, inputs
-from breadbox_server.core.model.config import LeaseExpiryPolicy, check_duration
+from breadbox_server.core.model.config import LeaseExpiryPolicy, StalePolicy, check_duration
 from breadbox_server.core.model.entries import GrantMade, ReplayError
 from breadbox_server.core.model.events import EvictionReason, LeaseEnd, StepsEnd
 from breadbox_server.core.model.ids import CallerId, ChunkId, LeaseId
@@ -13,7 +13,14 @@ from breadbox_server.core.state import grants
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.counters import LEASES_ENDED
-from breadbox_server.core.state.grants import Caller, Grant, GrantedChunk, Lease, Waiter
+from breadbox_server.core.state.grants import (
+    Caller,
+    Grant,
+    GrantedChunk,
+    Lease,
+    Waiter,
+    WaiterQueue,
+)
 
 LEASE_ID_BITS = 96
 """Wide enough that a lease of a server that lost its books is never taken for another one."""
@@ -106,6 +113,8 @@ def _repeat(state: BufferState, grant: Grant, input: inputs.Fetch) -> CallerId:
 
 def cancel(state: BufferState, input: inputs.CancelFetch, *, now: float) -> None:
     """Remove a waiting caller; its request goes with its last caller (B8)."""
+    if input.caller_id in state.ticket_waiters:
+        state.ticket_waiters.remove_caller(input.caller_id)
     if input.caller_id in state.waiters:
         state.waiters.remove_caller(input.caller_id)
         state.counters["fetches_cancelled"] += 1
@@ -129,22 +138,28 @@ def serve(state: BufferState, *, now: float) -> None:
         try:
             _check_bytes(state, head)
         except errors.FetchExceedsCapacityError as error:
-            _refuse(state, head, error)
+            _refuse(state, waiters, head, error)
         else:
             return
 
 
-def _refuse(state: BufferState, waiter: Waiter, error: errors.DomainError) -> None:
-    state.waiters.remove(waiter)
+def _refuse(
+    state: BufferState, waiters: WaiterQueue, waiter: Waiter, error: errors.DomainError
+) -> None:
+    waiters.remove(waiter)
     for caller_id in waiter.callers:
+        if waiters is state.ticket_waiters:
+            state.events.append(events.TicketsRefused(state.name, caller_id, error))
+            continue
         state.counters["fetches_refused"] += 1
         state.events.append(events.FetchRefused(state.name, caller_id, error))
 
 
 def refuse_all(state: BufferState, error: errors.DomainError) -> None:
-    """Turn every waiter away."""
-    for waiter in list(state.waiters.waiters.values()):
-        _refuse(state, waiter, error)
+    """Turn every waiter away, those for tickets too."""
+    for waiters in (state.waiters, state.ticket_waiters):
+        for waiter in list(waiters.waiters.values()):
+            _refuse(state, waiters, waiter, error)
 
 
 def refuse_impossible(state: BufferState) -> None:
@@ -153,7 +168,7 @@ def refuse_impossible(state: BufferState) -> None:
         try:
             _check_size(state, waiter.fragment_count, waiter.world_size)
         except errors.DomainError as error:
-            _refuse(state, waiter, error)
+            _refuse(state, state.waiters, waiter, error)
 
 
 def time_out_overdue(state: BufferState, *, now: float) -> None:
@@ -266,6 +281,10 @@ def _carry_out(state: BufferState, made: GrantMade, *, now: float) -> Grant:
         grant.leases.append(Lease(lease_id, grant, rank, lease_s, now + lease_s))
     state.leases.add(grant)
     state.meter.delivered_count += len(chunks)
+    state.meter.version_delivered_count += len(chunks)
+    if state.config.stale is StalePolicy.KEEP:
+        late_count = sum([each.staleness > state.config.staleness_max for each in chunks])
+        state.counters["chunks_delivered_late"] += late_count
     state.counters["grants"] += 1
     return grant
 
@@ -394,6 +413,8 @@ def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:
                 state.events.append(events.StepsEnded(state.name, end, chunk.fragments))
         if is_current:
             state.meter.delivered_count -= 1
+            is_of_version = lease.grant.model_version == state.model.version
+            state.meter.version_delivered_count -= is_of_version
             if has_left and chunk.use_count == 0:
                 state.meter.inserted_count -= 1
         yield chunk

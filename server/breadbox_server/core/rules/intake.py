@@ -7,7 +7,7 @@ from typing import Final
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.model.entries import FragmentTaken
-from breadbox_server.core.model.events import DiscardReason, FragmentsJudged
+from breadbox_server.core.model.events import DiscardReason, FragmentsJudged, TicketEnd
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment, GroupEndReason
 from breadbox_server.core.model.validation import check_int
@@ -16,6 +16,7 @@ from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.counters import FRAGMENTS_JUDGED
 from breadbox_server.core.state.groups import Groups
+from breadbox_server.core.state.tickets import Ticket
 
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
@@ -347,7 +348,7 @@ def _carry_out(
     *,
     now: float,
 ) -> None:
-    worker = _remember(state, fragment.worker_id)
+    worker = remember(state, fragment.worker_id)
     if outcome is AdmissionOutcome.ADMITTED:
         _admit(state, worker, fragment, preview, now=now)
         state.model.step_count = fragment.step_count
@@ -423,7 +424,7 @@ def _admit_run(state: BufferState, fragments: Sequence[Fragment]) -> None:
     state.counters[FRAGMENTS_JUDGED[AdmissionOutcome.ADMITTED]] += len(fragments)
 
 
-def _remember(state: BufferState, worker_id: WorkerId) -> Worker:
+def remember(state: BufferState, worker_id: WorkerId) -> Worker:
     """Return a worker; a new one may take the place of one that has nothing here any more."""
     assembly = state.assembly
     if _has_all_workers(state) and worker_id not in assembly.workers:
@@ -464,31 +465,59 @@ def end_silent(state: BufferState, *, now: float) -> None:
     """
     while (due_at := next_silence(state)) is not None and due_at <= now:
         expire(state, now=due_at)
+        ticket = _first_ticket(state)
+        if ticket is not None and ticket.expires_at == due_at:
+            expire_ticket(state, ticket)
+            continue
         assembly = state.assembly
         worker = assembly.workers[next(iter(assembly.open))]
         if isinstance(assembly, Groups):
-            _end_silent_group(state, assembly, worker, due_at)
+            end_group(state, assembly, worker, GroupEndReason.INCOMPLETE, now=due_at)
         else:
             state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
 
 
-def _end_silent_group(state: BufferState, groups: Groups, group: Worker, due_at: float) -> None:
+def end_group(
+    state: BufferState, groups: Groups, group: Worker, reason: GroupEndReason, *, now: float
+) -> None:
+    """End a group that waits no longer: deliver it, or, of too few members, drop it.
+
+    Without room where producers wait it stays open, for `open_chunk_s` from `now`.
+    """
     config = state.config
-    assert group.open_chunk is not None
-    if len(group.open_chunk.fragments) < (config.group_min or config.fragments_per_chunk):
-        members = groups.drop(group, GroupEndReason.INCOMPLETE)
-        state.discard(members, DiscardReason.WORKER_SILENT)
+    members = () if group.open_chunk is None else group.open_chunk.fragments
+    if len(members) < max(1, config.group_min or config.fragments_per_chunk):
+        is_silent = reason is GroupEndReason.INCOMPLETE
+        why = DiscardReason.WORKER_SILENT if is_silent else DiscardReason.GIVEN_BACK
+        state.discard(groups.drop(group, reason), why)
     elif (
         config.full_policy is FullPolicy.BLOCK
         and state.holdings.place_count >= config.capacity_chunks
     ):
-        groups.postpone(group, due_at)
+        groups.postpone(group, now)
     else:
         _close(state, groups.close_partial(group))
 
 
 def next_silence(state: BufferState) -> float | None:
-    """Return when the next worker counts as silent, or None if no chunk is open."""
+    """Return when the next worker counts as silent, or a ticket expires, or None."""
+    ticket = _first_ticket(state)
     if not state.assembly.open:
-        return None
-    return next(iter(state.assembly.open.values())).touched_at + state.config.open_chunk_s
+        return None if ticket is None else ticket.expires_at
+    due_at = next(iter(state.assembly.open.values())).touched_at + state.config.open_chunk_s
+    return due_at if ticket is None else min(due_at, ticket.expires_at)
+
+
+def _first_ticket(state: BufferState) -> Ticket | None:
+    tickets = state.assembly.tickets
+    return None if tickets is None else tickets.first_expiry()
+
+
+def expire_ticket(state: BufferState, ticket: Ticket) -> None:
+    """End a ticket, and its group if it has no member; with members it goes on without."""
+    groups = state.assembly
+    assert isinstance(groups, Groups), "tickets are of groups"
+    is_unbegun = ticket.group in groups.tickets.unbegun
+    groups.tickets.end(ticket.group, TicketEnd.EXPIRED)
+    if is_unbegun:
+        groups.drop(remember(state, ticket.group), GroupEndReason.LOST)

@@ -16,6 +16,7 @@ from breadbox_server.core.model.events import DiscardReason, EvictionReason
 from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, GroupEndReason
 from breadbox_server.core.model.lazy_heap import LazyHeap
+from breadbox_server.core.state.tickets import Tickets
 
 IDLE_SEARCH_MAX: Final = 64
 """Workers looked at for one that can be forgotten."""
@@ -134,6 +135,8 @@ class Assembly:
     in_any_order: ClassVar = False
     """Whether the fragments of a chunk may come in any order."""
     idle_search_max: ClassVar[int | None] = IDLE_SEARCH_MAX
+    tickets: Tickets | None = None
+    """None unless workers are groups."""
 
     def __init__(self, fragments_per_chunk: int) -> None:
         self.fragments_per_chunk = fragments_per_chunk

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final
 
 from breadbox_server.core.limiters import Flow, make_limiter
-from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy, StalePolicy
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.events import (
@@ -19,6 +19,8 @@ from breadbox_server.core.model.events import (
     PayloadsDisposable,
     StepsEnd,
     StepsEnded,
+    TicketEnd,
+    TicketsEnded,
 )
 from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason
@@ -27,6 +29,7 @@ from breadbox_server.core.state.assembly import Assembly
 from breadbox_server.core.state.counters import (
     FRAGMENTS_DISCARDED,
     GROUPS_ENDED,
+    TICKETS_ENDED,
     FlowMeter,
     new_counters,
 )
@@ -37,6 +40,7 @@ from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.room import Room
 from breadbox_server.core.state.room_queue import RoomQueue
 from breadbox_server.core.state.session import CurrentModel
+from breadbox_server.core.state.tickets import Tickets
 
 QUARANTINED_MAX: Final = 16
 """Fragments in quarantine that are named; how many chunks there were is counted."""
@@ -106,6 +110,7 @@ class BufferState:
         )
         self.limiter = make_limiter(config.limiter)
         self.waiters = WaiterQueue()
+        self.ticket_waiters = WaiterQueue()
         self.queue = RoomQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
@@ -118,7 +123,12 @@ class BufferState:
         size = self.config.fragments_per_chunk
         if not groups:
             return Assembly(size)
-        return Groups(size, self._note_group_end, lambda: self.config.drop_equal)
+        ended = Tickets(self._note_tickets_ended)
+        return Groups(size, self._note_group_end, ended, lambda: self.config.drop_equal)
+
+    def _note_tickets_ended(self, end: TicketEnd, count: int) -> None:
+        self.counters[TICKETS_ENDED[end]] += count
+        self.events.append(TicketsEnded(self.name, end, count))
 
     def _note_group_end(self, reason: GroupEndReason) -> None:
         self.counters[GROUPS_ENDED[reason]] += 1
@@ -132,7 +142,9 @@ class BufferState:
     def version_min(self) -> int:
         """Oldest version that is fresh; not positive while every version is."""
         version = self.model.version
-        return 0 if version is None else version - self.config.staleness_max
+        if version is None or self.config.stale is StalePolicy.KEEP:
+            return 0
+        return version - self.config.staleness_max
 
     @property
     def is_empty(self) -> bool:
@@ -140,6 +152,7 @@ class BufferState:
         return (
             len(self.holdings.table.held) == 0
             and not self.assembly.open
+            and (self.assembly.tickets is None or not self.assembly.tickets.by_group)
             and self.leases.live_count == 0
             and self.holdings.subscriptions.retained_count == 0
         )

@@ -6,12 +6,13 @@ account for every fragment (open, in a chunk, discarded) and chunk (held, leased
 
 from dataclasses import dataclass
 
-from breadbox_server.core.model.events import DiscardReason, EvictionReason, LeaseEnd
+from breadbox_server.core.model.events import DiscardReason, EvictionReason, LeaseEnd, TicketEnd
 from breadbox_server.core.model.inputs import AdmissionOutcome, GroupEndReason
 
 FRAGMENTS_DISCARDED = {reason: f"fragments_discarded_{reason.value}" for reason in DiscardReason}
 CHUNKS_EVICTED = {reason: f"chunks_evicted_{reason.value}" for reason in EvictionReason}
 LEASES_ENDED = {end: f"leases_ended_{end.value}" for end in LeaseEnd}
+TICKETS_ENDED = {end: f"tickets_ended_{end.value}" for end in TicketEnd}
 GROUPS_ENDED = {reason: f"groups_{reason.value}" for reason in GroupEndReason}
 FRAGMENTS_JUDGED = {outcome: f"fragments_{outcome.value}" for outcome in AdmissionOutcome}
 
@@ -23,7 +24,10 @@ DURABLE = frozenset(
         *CHUNKS_EVICTED.values(),
         *LEASES_ENDED.values(),
         *GROUPS_ENDED.values(),
+        *TICKETS_ENDED.values(),
+        "tickets_given",
         "chunks_closed",
+        "chunks_delivered_late",
         "chunks_missed",
         "chunks_returned",
         "grants",
@@ -58,3 +62,5 @@ class FlowMeter:
     """Chunks closed, less those that left without a use."""
     delivered_count: int = 0
     """Uses granted, less those given back."""
+    version_delivered_count: int = 0
+    """The same, of grants at the current version."""

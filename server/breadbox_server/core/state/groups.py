@@ -7,6 +7,7 @@ O1  Members of an open group are different, and below `fragments_per_chunk`.
 O2  A group is open, or has ended with one reason and the number of that end; an open one has at
     least one member.
 O3  Ends stand in order of their numbers.
+O4  A group with a ticket is open, or has no member yet and is not remembered.
 """
 
 import json
@@ -16,7 +17,7 @@ from operator import attrgetter
 from typing import ClassVar, Final
 
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
-from breadbox_server.core.model.events import EvictionReason
+from breadbox_server.core.model.events import EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason
 from breadbox_server.core.state.assembly import (
@@ -28,6 +29,7 @@ from breadbox_server.core.state.assembly import (
     OpenChunk,
     Worker,
 )
+from breadbox_server.core.state.tickets import Ticket, Tickets
 
 SHOWN_MAX: Final = 8
 """Open groups that are described, the longest silent first, and of each the members that lack."""
@@ -47,13 +49,17 @@ class Groups(Assembly):
     # Most groups have ended: the bound on them is met all the time.
     idle_search_max: ClassVar[int | None] = None
 
+    tickets: Tickets
+
     def __init__(
         self,
         fragments_per_chunk: int,
         on_end: Callable[[GroupEndReason], None],
+        tickets: Tickets,
         drop_equal: Callable[[], str] = str,
     ) -> None:
         super().__init__(fragments_per_chunk)
+        self.tickets = tickets
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
@@ -68,7 +74,16 @@ class Groups(Assembly):
             return AppendPreview(None, 0, closes_chunk=False, end=worker.end)
         open_chunk = None if worker is None else worker.open_chunk
         count = reserved_count + (0 if open_chunk is None else len(open_chunk.fragments))
-        return CLOSES if count + 1 == self.fragments_per_chunk else GOES_ON
+        ticket = self.tickets.by_group.get(fragment.worker_id)
+        if ticket is None or not ticket.given_back:
+            return CLOSES if count + 1 == self.fragments_per_chunk else GOES_ON
+        if fragment.fragment_index in ticket.given_back:
+            return AppendPreview(None, 0, closes_chunk=False, end=GroupEndReason.GIVEN_BACK)
+        return CLOSES if count + 1 >= self.awaited_count(ticket) else GOES_ON
+
+    def awaited_count(self, ticket: Ticket) -> int:
+        """Return how many members a group with a ticket is to have."""
+        return self.fragments_per_chunk - len(ticket.given_back)
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a member into its group; return all members if they are complete, or None.
@@ -79,7 +94,11 @@ class Groups(Assembly):
         member = fragment if fragment.discontinuity else replace(fragment, discontinuity=True)
         members = super().place(worker, member, now=now)
         if members is None:
-            return None
+            ticket, chunk = self.tickets.by_group.get(worker.worker_id), worker.open_chunk
+            if ticket is None or not ticket.given_back or chunk is None:
+                return None
+            is_all = len(chunk.fragments) >= self.awaited_count(ticket)
+            return self.close_partial(worker) if is_all else None
         self._end_delivered(worker, members, GroupEndReason.COMPLETE)
         return sorted(members, key=_MEMBER)
 
@@ -129,7 +148,13 @@ class Groups(Assembly):
         """Give up every open group, the longest silent first, and forget every group."""
         self._ends.clear()
         self.none_idle = (-1, -1)
+        self.tickets.end_all(TicketEnd.SESSION_ENDED)
         return super().discard_all()
+
+    def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
+        """Open a group, behind those that are open."""
+        super().put(worker, open_chunk)
+        self.tickets.unbegun.pop(worker.worker_id, None)
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a group that has ended, and its end."""
@@ -176,6 +201,7 @@ class Groups(Assembly):
         self.ended_count += 1
         group.end, group.end_number = reason, self.ended_count
         self._ends[group.end_number] = group
+        self.tickets.end(group.worker_id, TicketEnd.GROUP_ENDED)
         self._on_end(reason)
 
     def _end_delivered(
@@ -187,7 +213,7 @@ class Groups(Assembly):
         self._end(group, reason)
 
     def check_invariants(self) -> None:
-        """Assert O1 to O3 and A2, A3; O(groups remembered)."""
+        """Assert O1 to O4 and A2, A3; O(groups remembered)."""
         super().check_invariants()
         for group in self.workers.values():
             assert (group.end is None) == (group.open_chunk is not None), "O2"
@@ -195,6 +221,10 @@ class Groups(Assembly):
         assert self._ends == ended, "O2: ends"
         assert [*self._ends] == sorted(ended), "O3"
         assert self.ended_count >= max(ended, default=0), "O3: the latest"
+        self.tickets.check_invariants()
+        for name in self.tickets.by_group:
+            assert (name in self.tickets.unbegun) == (name not in self.open), "O4: begun"
+            assert name in self.open or name not in self.workers, "O4: a ticket of an ended group"
 
     def _check_order(self, fragments: Sequence[Fragment]) -> None:
         members = {each.fragment_index for each in fragments}

@@ -23,6 +23,7 @@ from breadbox_server.core.snapshot import (
     GrantSnapshot,
     LeaseSnapshot,
     OpenChunkSnapshot,
+    TicketSnapshot,
     WorkerSnapshot,
 )
 from breadbox_server.core.state.chunks import ChunkState
@@ -124,6 +125,7 @@ BUFFER: Final = MessageMapping(
         "chunks": _CHUNKS,
         "workers": MessageMapping(pb.Worker, WorkerSnapshot, reads={"worker_id": as_one_object}),
         "open_chunks": _OPEN_CHUNKS,
+        "tickets": MessageMapping(pb.Ticket, TicketSnapshot),
         "quarantined": QUARANTINED,
         "live_grants": _GRANT,
         "ended_grants": _GRANT,

@@ -42,7 +42,7 @@ class Turn(_message.Message):
     def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted", "time_passed")
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted", "time_passed", "tickets_given", "ticket_renewed", "ticket_given_back")
     NOW_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,9 @@ class Entry(_message.Message):
     CHUNKS_ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_DELETED_FIELD_NUMBER: _ClassVar[int]
     TIME_PASSED_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    TICKET_RENEWED_FIELD_NUMBER: _ClassVar[int]
+    TICKET_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     now: float
     buffer: str
     buffer_created: BufferCreated
@@ -89,7 +92,10 @@ class Entry(_message.Message):
     chunks_acknowledged: ChunksAcknowledged
     subscription_deleted: SubscriptionDeleted
     time_passed: TimePassed
-    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ..., time_passed: _Optional[_Union[TimePassed, _Mapping]] = ...) -> None: ...
+    tickets_given: TicketsGiven
+    ticket_renewed: TicketRenewed
+    ticket_given_back: TicketGivenBack
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ..., time_passed: _Optional[_Union[TimePassed, _Mapping]] = ..., tickets_given: _Optional[_Union[TicketsGiven, _Mapping]] = ..., ticket_renewed: _Optional[_Union[TicketRenewed, _Mapping]] = ..., ticket_given_back: _Optional[_Union[TicketGivenBack, _Mapping]] = ...) -> None: ...
 
 class BufferCreated(_message.Message):
     __slots__ = ("limits", "draw_seed")
@@ -223,6 +229,34 @@ class TimePassed(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TicketsGiven(_message.Message):
+    __slots__ = ("request_id", "groups", "lease_seconds", "holder")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    lease_seconds: float
+    holder: str
+    def __init__(self, request_id: _Optional[str] = ..., groups: _Optional[_Iterable[str]] = ..., lease_seconds: _Optional[float] = ..., holder: _Optional[str] = ...) -> None: ...
+
+class TicketRenewed(_message.Message):
+    __slots__ = ("group", "lease_seconds")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    lease_seconds: float
+    def __init__(self, group: _Optional[str] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class TicketGivenBack(_message.Message):
+    __slots__ = ("group", "member")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: int
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
+
 class SchemaTold(_message.Message):
     __slots__ = ("session_id", "hash", "schema")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -306,7 +340,7 @@ class Snapshot(_message.Message):
     def __init__(self, version: _Optional[int] = ..., sequence: _Optional[int] = ..., now: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferSnapshot, _Mapping]]] = ...) -> None: ...
 
 class BufferSnapshot(_message.Message):
-    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions", "removed_in", "group_end_count")
+    __slots__ = ("name", "limits", "draw_seed", "draw_count", "counters", "session_id", "model_version", "step_count", "ended_session_ids", "weights", "inserted_count", "delivered_count", "closed_count", "chunks", "workers", "open_chunks", "quarantined", "live_grants", "ended_grants", "schemas", "subscriptions", "removed_in", "group_end_count", "tickets", "version_delivered_count")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +371,8 @@ class BufferSnapshot(_message.Message):
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_IN_FIELD_NUMBER: _ClassVar[int]
     GROUP_END_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_DELIVERED_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: BufferLimits
     draw_seed: int
@@ -360,7 +396,27 @@ class BufferSnapshot(_message.Message):
     subscriptions: _containers.RepeatedCompositeFieldContainer[NamedCursor]
     removed_in: _containers.RepeatedScalarFieldContainer[int]
     group_end_count: int
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ..., removed_in: _Optional[_Iterable[int]] = ..., group_end_count: _Optional[int] = ...) -> None: ...
+    tickets: _containers.RepeatedCompositeFieldContainer[Ticket]
+    version_delivered_count: int
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[BufferLimits, _Mapping]] = ..., draw_seed: _Optional[int] = ..., draw_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., step_count: _Optional[int] = ..., ended_session_ids: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[_Union[Weights, _Mapping]]] = ..., inserted_count: _Optional[int] = ..., delivered_count: _Optional[int] = ..., closed_count: _Optional[int] = ..., chunks: _Optional[_Union[ChunkColumns, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ..., open_chunks: _Optional[_Union[OpenChunkColumns, _Mapping]] = ..., quarantined: _Optional[_Iterable[_Union[_buffer_pb2.QuarantinedFragment, _Mapping]]] = ..., live_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., ended_grants: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[KnownSchema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[NamedCursor, _Mapping]]] = ..., removed_in: _Optional[_Iterable[int]] = ..., group_end_count: _Optional[int] = ..., tickets: _Optional[_Iterable[_Union[Ticket, _Mapping]]] = ..., version_delivered_count: _Optional[int] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("group", "request_id", "holder", "model_version", "lease_seconds", "expires_at", "given_back")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    request_id: str
+    holder: str
+    model_version: int
+    lease_seconds: float
+    expires_at: float
+    given_back: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., request_id: _Optional[str] = ..., holder: _Optional[str] = ..., model_version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., expires_at: _Optional[float] = ..., given_back: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NamedCursor(_message.Message):
     __slots__ = ("name", "retaining", "chunk_id", "missed_count")

@@ -1,0 +1,234 @@
+"""Tickets are given, renewed and given back, and expire (B33).
+
+They pace producers: as many groups are open, held, or granted at the current version as the learner
+takes in `lead_versions` versions and the current one. Requests wait in order of arrival.
+"""
+
+import math
+
+from breadbox_server.core.model import errors, events, inputs
+from breadbox_server.core.model.config import check_duration
+from breadbox_server.core.model.entries import ReplayError, TicketsGiven
+from breadbox_server.core.model.events import TicketEnd
+from breadbox_server.core.model.ids import CallerId, RequestId, WorkerId
+from breadbox_server.core.model.inputs import GroupEndReason
+from breadbox_server.core.model.validation import check_int, check_name
+from breadbox_server.core.rules import intake
+from breadbox_server.core.rules.granting import settle
+from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.grants import RETRIES_MAX, Caller
+from breadbox_server.core.state.groups import Groups
+from breadbox_server.core.state.tickets import Ticket, TicketWaiter
+
+TICKETS_PER_REQUEST_MAX = 1024
+GROUP_PREFIX = "ticket-"
+"""How the names of groups with tickets begin."""
+
+
+def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> CallerId:
+    """Give tickets, let a request wait for some, or repeat what it was given."""
+    groups = _check(state, input)
+    waiters, request_id = state.ticket_waiters, input.request_id
+    if request_id in groups.tickets.by_request:
+        caller_id = state.shared.next_caller_id()
+        _report(state, request_id, caller_id)
+        return caller_id
+    waiter = waiters.waiters.get(request_id)
+    if waiter is None:
+        if len(waiters.waiters) >= state.config.waiters_max:
+            raise errors.WaitersFullError(state.config.waiters_max)
+        waiter = TicketWaiter(request_id, input.ticket_count, 1, holder=input.holder)
+    elif len(waiter.callers) > RETRIES_MAX:
+        raise errors.WaitersFullError(RETRIES_MAX + 1)
+    caller_id = state.shared.next_caller_id()
+    waiters.add(waiter, Caller(caller_id, 0, input.lease_s, now, input.deadline_at))
+    serve(state, now=now)
+    if input.deadline_at <= now and caller_id in waiters:
+        _elapse(state, caller_id, now=now)
+    return caller_id
+
+
+def _check(state: BufferState, input: inputs.TakeTickets) -> Groups:
+    check_name("request_id", input.request_id)
+    check_int("ticket_count", input.ticket_count, 1, TICKETS_PER_REQUEST_MAX)
+    check_duration("lease_s", input.lease_s)
+    if not math.isfinite(input.deadline_at):
+        raise errors.InvalidArgumentError("deadline_at", "must be a finite instant")
+    if not state.config.groups_per_version or not isinstance(state.assembly, Groups):
+        raise errors.InvalidArgumentError(
+            "buffer",
+            "gives no tickets: that needs `assembly` groups, and in `groups_per_version` the "
+            "groups that the learner takes for each version",
+        )
+    return state.assembly
+
+
+def open_count(state: BufferState) -> int:
+    """Return how many groups are open, those with a ticket and no member yet included."""
+    tickets = state.assembly.tickets
+    return len(state.assembly.open) + (0 if tickets is None else len(tickets.unbegun))
+
+
+def free_count(state: BufferState) -> int:
+    """Return how many tickets may be given now."""
+    if state.model.version is None:
+        return 0
+    taken = open_count(state) + len(state.holdings.table.held)
+    return state.config.tickets_max - taken - state.meter.version_delivered_count
+
+
+def waiting_reason(state: BufferState) -> str:
+    """Say in a sentence with numbers what the next ticket waits for; empty if it would not."""
+    config, version = state.config, state.model.version
+    if not config.groups_per_version:
+        is_waiting = bool(state.ticket_waiters.waiters)
+        return "the buffer gives no tickets: groups_per_version is 0" if is_waiting else ""
+    if version is None:
+        return "no session is current"
+    if free_count(state) > 0:
+        return ""
+    return (
+        f"all {config.tickets_max} tickets of version {version} are held "
+        f"(open groups: {open_count(state)}, complete: {len(state.holdings.table.held)}, "
+        f"delivered at this version: {state.meter.version_delivered_count}); "
+        "the learner publishes next"
+    )
+
+
+def serve(state: BufferState, *, now: float) -> None:
+    """Give tickets from the head of the queue while there are some."""
+    waiters = state.ticket_waiters
+    while (head := waiters.head()) is not None and (free := free_count(state)) > 0:
+        assert isinstance(head, TicketWaiter), "the queue of requests for tickets"
+        waiters.remove(head)
+        lease_s = max([each.lease_s or 0.0 for each in head.callers.values()])
+        names = _new_names(state, min(free, head.fragment_count))
+        given = TicketsGiven(state.name, head.request_id, names, lease_s, head.holder)
+        replay(state, given, now=now)
+        state.shared.record(given, now)
+        for caller_id in head.callers:
+            _report(state, head.request_id, caller_id)
+
+
+def _new_names(state: BufferState, count: int) -> tuple[WorkerId, ...]:
+    """Name groups as no group of the session was named, as far as it is remembered."""
+    names, tickets = list[WorkerId](), state.assembly.tickets
+    assert tickets is not None, "a buffer without groups gives no tickets"
+    number = state.counters["tickets_given"]
+    while len(names) < count:
+        number += 1
+        name = WorkerId(f"{GROUP_PREFIX}{number}")
+        if name not in state.assembly.workers and name not in tickets.by_group:
+            names.append(name)
+    return tuple(names)
+
+
+def replay(state: BufferState, given: TicketsGiven, *, now: float) -> None:
+    """Carry out a decision to give tickets; ReplayError if it does not fit."""
+    groups, version = state.assembly, state.model.version
+    if not isinstance(groups, Groups) or version is None:
+        raise ReplayError("tickets were given without a session, or by a buffer without groups")
+    groups.tickets.add(
+        [
+            Ticket(
+                group, given.request_id, given.holder, version, given.lease_s, now + given.lease_s
+            )
+            for group in given.groups
+        ]
+    )
+    state.counters["tickets_given"] += len(given.groups)
+
+
+def _report(state: BufferState, request_id: RequestId, caller_id: CallerId) -> None:
+    assert isinstance(state.assembly, Groups), "tickets are of groups"
+    assert state.model.version is not None, "tickets are of a session"
+    tickets = state.assembly.tickets.by_request[request_id]
+    state.events.append(
+        events.TicketsTaken(
+            state.name,
+            caller_id,
+            tuple([each.group for each in tickets]),
+            min([each.expires_at for each in tickets]),
+            state.model.session_id,
+            tickets[0].model_version,
+        )
+    )
+
+
+def time_out_overdue(state: BufferState, *, now: float) -> None:
+    """Give tickets that became free, and time out the callers that waited long enough."""
+    waiters = state.ticket_waiters
+    serve(state, now=now)
+    while (first := waiters.first_deadline()) is not None and first[0] <= now:
+        _elapse(state, first[1], now=now)
+
+
+def _elapse(state: BufferState, caller_id: CallerId, *, now: float) -> None:
+    reason = waiting_reason(state)
+    caller = state.ticket_waiters.remove_caller(caller_id)
+    state.events.append(
+        events.TicketWaitElapsed(state.name, caller_id, reason, now - caller.asked_at)
+    )
+
+
+def renew(state: BufferState, input: inputs.RenewTicket, *, now: float) -> float:
+    """Let a ticket live on, and return its new expiry."""
+    if input.lease_s is not None:
+        check_duration("lease_s", input.lease_s)
+    groups, ticket = _find(state, input.group)
+    if ticket is None:
+        raise errors.TicketNotFoundError(input.group)
+    expires_at = now + (ticket.lease_s if input.lease_s is None else input.lease_s)
+    groups.tickets.renew(ticket, expires_at)
+    state.shared.record(input, now)
+    return expires_at
+
+
+def give_back(state: BufferState, input: inputs.GiveBackTicket, *, now: float) -> None:
+    """End a ticket with its group, or note that a member will not come."""
+    groups, ticket = _find(state, input.group)
+    group = groups.workers.get(input.group)
+    if input.member is not None:
+        check_int("member", input.member, 0, state.config.fragments_per_chunk - 1)
+    if ticket is None:
+        if group is not None and group.end is not None:
+            return
+        raise errors.TicketNotFoundError(input.group)
+    if input.member is None:
+        groups.tickets.end(input.group, TicketEnd.GIVEN_BACK)
+        _end_group(state, groups, input.group, GroupEndReason.GIVEN_BACK, now=now)
+    elif input.member in ticket.given_back or (
+        group is not None and group.outcomes.was_judged(input.member)
+    ):
+        return
+    else:
+        ticket.given_back.add(input.member)
+        _look_if_all(state, groups, ticket, now=now)
+    state.shared.record(input, now)
+    settle(state, now=now)
+
+
+def _look_if_all(state: BufferState, groups: Groups, ticket: Ticket, *, now: float) -> None:
+    """End a group that can have no more members, or never enough."""
+    config = state.config
+    awaited_count = groups.awaited_count(ticket)
+    chunk = groups.open.get(ticket.group)
+    there_count = 0 if chunk is None else len(chunk.fragments)
+    is_hopeless = awaited_count < max(1, config.group_min or config.fragments_per_chunk)
+    if is_hopeless or there_count >= awaited_count:
+        groups.tickets.end(ticket.group, TicketEnd.GIVEN_BACK)
+        _end_group(state, groups, ticket.group, GroupEndReason.GIVEN_BACK, now=now)
+
+
+def _end_group(
+    state: BufferState, groups: Groups, name: WorkerId, reason: GroupEndReason, *, now: float
+) -> None:
+    intake.end_group(state, groups, intake.remember(state, name), reason, now=now)
+
+
+def _find(state: BufferState, group: WorkerId) -> tuple[Groups, Ticket | None]:
+    check_name("group", group)
+    groups = state.assembly
+    if not isinstance(groups, Groups):
+        raise errors.TicketNotFoundError(group)
+    return groups, groups.tickets.by_group.get(group)
