@@ -42,6 +42,7 @@ EXAMPLES = [
     core_errors.VersionRegressedError(current=5, announced=4),
     shell_errors.SessionInUseError("run", "a learner called 2 s ago"),
     core_errors.LeaseNotFoundError("l"),
+    core_errors.TicketNotFoundError("l"),
     core_errors.RequestNotFoundError("r"),
     core_errors.SubscriptionNotFoundError("s"),
     core_errors.SubscriptionExistsError("s", True),

@@ -465,11 +465,11 @@ def end_silent(state: BufferState, *, now: float) -> None:
     """
     while (due_at := next_silence(state)) is not None and due_at <= now:
         expire(state, now=due_at)
-        ticket = _first_ticket(state)
+        assembly = state.assembly
+        ticket = None if assembly.tickets is None else assembly.tickets.first_expiry()
         if ticket is not None and ticket.expires_at == due_at:
             expire_ticket(state, ticket)
             continue
-        assembly = state.assembly
         worker = assembly.workers[next(iter(assembly.open))]
         if isinstance(assembly, Groups):
             end_group(state, assembly, worker, GroupEndReason.INCOMPLETE, now=due_at)
@@ -501,16 +501,12 @@ def end_group(
 
 def next_silence(state: BufferState) -> float | None:
     """Return when the next worker counts as silent, or a ticket expires, or None."""
-    ticket = _first_ticket(state)
-    if not state.assembly.open:
+    assembly = state.assembly
+    ticket = None if assembly.tickets is None else assembly.tickets.first_expiry()
+    if not assembly.open:
         return None if ticket is None else ticket.expires_at
-    due_at = next(iter(state.assembly.open.values())).touched_at + state.config.open_chunk_s
+    due_at = next(iter(assembly.open.values())).touched_at + state.config.open_chunk_s
     return due_at if ticket is None else min(due_at, ticket.expires_at)
-
-
-def _first_ticket(state: BufferState) -> Ticket | None:
-    tickets = state.assembly.tickets
-    return None if tickets is None else tickets.first_expiry()
 
 
 def expire_ticket(state: BufferState, ticket: Ticket) -> None:
