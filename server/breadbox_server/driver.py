@@ -294,7 +294,8 @@ class Driver:
 
         def end() -> None:
             # In one step, so that no other report of this lease can come between.
-            self._report_unreadable(command, unreadable)
+            if unreadable:
+                self._report_unreadable(command, unreadable)
             self.core.apply_now(command)
 
         await self.core.carry_out(end)
