@@ -336,6 +336,17 @@ def test_no_gradient_goes_into_the_burn_in_and_none_comes_from_its_steps() -> No
     torch.testing.assert_close(wanted, still.gradients[0], atol=1e-6, rtol=1e-3)
 
 
+def test_each_later_step_keeps_its_own_weight_value_and_target_beside_a_burn_in() -> None:
+    batch, policy = recurrent_batch(), cartpole_policy("lstm", seed=9)
+    whole, rest = (
+        PpoUpdater(policy, PpoConfig(burn_in_steps=steps, staleness_weight_max=2.0))._prepare(batch)
+        for steps in (0, 5)
+    )
+    assert float(whole.weight.std()) > 0, "the weights of the steps differ"
+    for name in ("weight", "old_value", "target", "proximal_log_prob"):
+        torch.testing.assert_close(getattr(whole, name)[:, 5:], getattr(rest, name))
+
+
 def test_a_burn_in_brings_a_state_of_older_weights_nearer_to_the_current_ones() -> None:
     """Beside the state that the current weights would have left at the start of the episode."""
     policy = cartpole_policy("lstm", seed=4)
