@@ -338,10 +338,11 @@ def test_no_gradient_goes_into_the_burn_in_and_none_comes_from_its_steps() -> No
 
 def test_each_later_step_keeps_its_own_weight_value_and_target_beside_a_burn_in() -> None:
     batch, policy = recurrent_batch(), cartpole_policy("lstm", seed=9)
-    whole, rest = (
-        PpoUpdater(policy, PpoConfig(burn_in_steps=steps, staleness_weight_max=2.0))._prepare(batch)
+    updaters = [
+        PpoUpdater(policy, PpoConfig(burn_in_steps=steps, staleness_weight_max=2.0))
         for steps in (0, 5)
-    )
+    ]
+    whole, rest = (each._prepare(batch) for each in updaters)  # noqa: SLF001 - what it trains on
     assert float(whole.weight.std()) > 0, "the weights of the steps differ"
     for name in ("weight", "old_value", "target", "proximal_log_prob"):
         torch.testing.assert_close(getattr(whole, name)[:, 5:], getattr(rest, name))
