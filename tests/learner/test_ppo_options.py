@@ -70,6 +70,21 @@ def plain_advantages(batch: TrainingBatch, value: torch.Tensor, after: torch.Ten
     return batch.reward + 0.99 * ~batch.terminated * following - value
 
 
+def test_a_policy_is_judged_in_the_mode_of_acting_and_trained_in_that_of_training(
+    batch: TrainingBatch,
+) -> None:
+    policy = cartpole_policy()
+    evaluate, modes = policy.evaluate, []
+
+    def noted(*arguments: Any) -> Any:
+        modes.append(policy.training)
+        return evaluate(*arguments)
+
+    policy.evaluate = noted
+    PpoUpdater(policy, PpoConfig(epochs=1, minibatch_fragments=4)).update(batch)
+    assert [False] * 2 + [True] * 2 == modes
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize(("loss", "delta"), [("mse", 1.0), ("huber", 0.5), ("huber", 3.0)])
 def test_the_value_loss_and_its_gradient_are_those_of_the_formula(
