@@ -318,7 +318,8 @@ class Client(ProcessBound):
 
         Returns the ends of groups of the current session after the end numbered `after`, in their
         order, at most 1024; or nothing if there is none after `max_wait_s`. The server remembers
-        the ends of `workers_max` groups, over restarts too.
+        the ends of `workers_max` groups, over restarts too. After a number that no group has had,
+        as in a buffer that was made anew, come all.
         """
         return self._run(operations.group_ends, buffer, after, max_wait_s)
 

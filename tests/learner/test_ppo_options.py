@@ -70,6 +70,21 @@ def plain_advantages(batch: TrainingBatch, value: torch.Tensor, after: torch.Ten
     return batch.reward + 0.99 * ~batch.terminated * following - value
 
 
+def test_a_policy_is_judged_in_the_mode_of_acting_and_trained_in_that_of_training(
+    batch: TrainingBatch,
+) -> None:
+    policy = cartpole_policy()
+    evaluate, modes = policy.evaluate, []
+
+    def noted(*arguments: Any) -> Any:
+        modes.append(policy.training)
+        return evaluate(*arguments)
+
+    policy.evaluate = noted
+    PpoUpdater(policy, PpoConfig(epochs=1, minibatch_fragments=4)).update(batch)
+    assert [False] * 2 + [True] * 2 == modes
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize(("loss", "delta"), [("mse", 1.0), ("huber", 0.5), ("huber", 3.0)])
 def test_the_value_loss_and_its_gradient_are_those_of_the_formula(
@@ -334,6 +349,18 @@ def test_no_gradient_goes_into_the_burn_in_and_none_comes_from_its_steps() -> No
         ]
     )
     torch.testing.assert_close(wanted, still.gradients[0], atol=1e-6, rtol=1e-3)
+
+
+def test_each_later_step_keeps_its_own_weight_value_and_target_beside_a_burn_in() -> None:
+    batch, policy = recurrent_batch(), cartpole_policy("lstm", seed=9)
+    updaters = [
+        PpoUpdater(policy, PpoConfig(burn_in_steps=steps, staleness_weight_max=2.0))
+        for steps in (0, 5)
+    ]
+    whole, rest = (each._prepare(batch) for each in updaters)  # noqa: SLF001 - what it trains on
+    assert float(whole.weight.std()) > 0, "the weights of the steps differ"
+    for name in ("weight", "old_value", "target", "proximal_log_prob"):
+        torch.testing.assert_close(getattr(whole, name)[:, 5:], getattr(rest, name))
 
 
 def test_a_burn_in_brings_a_state_of_older_weights_nearer_to_the_current_ones() -> None:

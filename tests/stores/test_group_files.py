@@ -30,7 +30,7 @@ from breadbox.stores.groups import (
     GROUPED_SIZE_BYTES_MAX,
     TABLE_BYTES,
 )
-from breadbox.stores.keys import GROUP_PLACES, group_of
+from breadbox.stores.keys import GROUP_PLACES, group_of, new_group
 from support.compiler import needs_compiler
 from support.crashes import CRASHED, crash_at, in_child, on_first_call
 from support.store_contract import in_buffers, payload_of, read_back
@@ -343,6 +343,17 @@ def test_what_is_not_announced_expires_once_nothing_else_of_its_file_is_confirme
     assert [False] * 4 + [True] * 6 == world.present(references)
     assert 6 == world.sweep()
     assert [] == world.files
+
+
+def test_what_is_no_file_among_the_groups_holds_up_neither_sweep_nor_list(world: World) -> None:
+    folder = world.root / "groups"
+    (folder / new_group()).mkdir()
+    (folder / new_group()).symlink_to(folder / "nothing")
+    os.mkfifo(folder / new_group())
+    confirmed = world.confirmed(payloads_of(5))
+    world.write(payloads_of(6))
+    assert {each.payload_id for each in confirmed} == world.listed()
+    assert 6 == world.sweep()
 
 
 def test_a_server_looks_at_a_file_once_after_each_change(

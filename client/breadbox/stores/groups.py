@@ -193,8 +193,9 @@ class GroupFiles:
             return GROUP_PLACES - file.states.count(GONE)
 
     def _groups(self) -> Iterator[str]:
-        with suppress(FileNotFoundError):
-            yield from [name for name in os.listdir(self.directory) if group_of(name) == name]
+        with suppress(FileNotFoundError), os.scandir(self.directory) as entries:
+            files = [each.name for each in entries if each.is_file(follow_symlinks=False)]
+            yield from [name for name in files if group_of(name) == name]
 
     @contextmanager
     def _open(self, group: str, flags: int) -> Iterator[Group]:
