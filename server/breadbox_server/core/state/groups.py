@@ -10,7 +10,6 @@ O3  Ends stand in order of their numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar, Final
 
@@ -63,9 +62,7 @@ class Groups(Assembly):
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a member into its group; return all members if they are complete, or None."""
-        # To readers that join a worker's fragments, no member goes on where another ends.
-        member = fragment if fragment.discontinuity else replace(fragment, discontinuity=True)
-        members = super().place(worker, member, now=now)
+        members = super().place(worker, fragment, now=now)
         if members is None:
             return None
         self._end(worker, GroupEndReason.COMPLETE)
