@@ -50,8 +50,6 @@ DEADLINE_S = 8.0
 """Of one call: longer than most silences of a run, and shorter than some."""
 CATCH_UP_S = 30.0
 BATCH_SIZE = 32
-MISSES_MAX = 5
-"""Draws in a row that find a mirror empty which was not just before."""
 LATE_BATCHES = 256
 """Draws whose priorities come after so many others, at most."""
 
@@ -347,7 +345,7 @@ def learn_from_mirror(
     """
     stop = Stop()
     with ReplayMirror(client, capacity_steps=capacity, seed=rng.getrandbits(32)) as mirror:
-        noted, misses = -1, 0
+        noted = -1
         late: deque[StepBatch] = deque(maxlen=LATE_BATCHES)
         while not stop.is_set:
             ledger.asking()
@@ -359,12 +357,9 @@ def learn_from_mirror(
             try:
                 batch = mirror.sample(BATCH_SIZE, prioritised=Prioritised())
             except InvalidRequestError:
-                # The buffer was set back since: the mirror begins anew, empty, and fills again.
-                misses += 1
-                if misses == MISSES_MAX:
+                if len(mirror):
                     raise
-                continue
-            misses = 0
+                continue  # The buffer was set back since: the mirror begins anew, empty.
             found = mirror.priorities(batch.handle)
             if not is_right(batch):
                 ledger.note("wrong", handles=batch.handle.tolist())
@@ -385,7 +380,8 @@ def learn_from_mirror(
         # Producers are done: what comes now is what there is.
         patiently(ledger, partial(mirror.catch_up, CATCH_UP_S))
         noted = note_mirrored(ledger, mirror, noted)
-        ledger.note("held", **content_of(mirror.at(range(mirror.step_count))))
+        if mirror.step_count:  # Else all that there was became stale before it came.
+            ledger.note("held", **content_of(mirror.at(range(mirror.step_count))))
 
 
 def priorities_of(steps: StepBatch) -> np.ndarray:

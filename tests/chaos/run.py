@@ -191,7 +191,8 @@ class Chaos:
         self.rng = random.Random(options.seed)
         self.tally = Tally()
         self._began_at = time.monotonic()
-        self._server_count = 0
+        self._servers: list[ServerProcess] = []
+        """All that were ever made."""
         self._limits: tuple[str, ...] = LIMITS_OF_ALL if options.keeps_all else LIMITS
         if options.has_groups:
             policy = self.rng.choice(("evict", "block"))
@@ -239,11 +240,12 @@ class Chaos:
 
     def new_server(self, *arguments: str) -> ServerProcess:
         """A server on this store that does not run yet."""
-        self._server_count += 1
-        return ServerProcess(
+        made = ServerProcess(
             *(*self.world.server_arguments, *self._limits, *SERVER_OPTIONS, *arguments),
-            log=self.folder / f"server-{self._server_count}.log",
+            log=self.folder / f"server-{len(self._servers) + 1}.log",
         )
+        self._servers.append(made)
+        return made
 
     @property
     def clients_address(self) -> str:
@@ -372,8 +374,8 @@ class Chaos:
         self._faults.heal()
         for actor in self.actors:
             actor.end()
-        with contextlib.suppress(AssertionError):
-            self.server.kill()
+        for server in self._servers:
+            server.end()
 
 
 def run_chaos(options: Options) -> Tally:

@@ -39,10 +39,9 @@ class Servers:
             server.start_standby()
 
     def kill(self) -> None:
-        """Kill whatever runs."""
+        """Kill those that run, and let go of those that have ended."""
         for server in self.servers:
-            if server.is_running():
-                server.kill()
+            server.end()
 
     def leader(self) -> ServerProcess:
         """The one that serves, once there is one."""

@@ -72,8 +72,7 @@ def test_a_console_that_was_started_before_its_server_says_so_and_asks_for_no_to
 def end(*servers: ServerProcess) -> None:
     """Kill those that run."""
     for each in servers:
-        if each.is_running():
-            each.kill()
+        each.end()
 
 
 def test_a_standby_that_takes_over_is_shown(chromium: Any, tmp_path: Path) -> None:

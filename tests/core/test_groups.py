@@ -76,6 +76,16 @@ def test_no_member_goes_on_where_another_ends() -> None:
     assert [True] * SIZE == [each.fragment.discontinuity for each in world.granted(SIZE).fragments]
 
 
+def test_a_group_has_ended_unless_it_is_open_and_a_worker_never_has() -> None:
+    world = world_of_groups()
+    append_all(world, ("a", 0), ("b", 0), ("b", 1), ("b", 2))
+    buffer = world.buffers[DEFAULT_BUFFER]
+    names = [WorkerId(name) for name in ("a", "b", "unknown")]
+    assert [False, True, True] == [buffer.has_ended(name) for name in names]
+    consecutive = World().buffers[DEFAULT_BUFFER]
+    assert not consecutive.has_ended(names[0])
+
+
 def test_a_group_of_one_is_a_chunk_at_once_and_its_end_is_told() -> None:
     world = world_of_groups(fragments_per_chunk=1)
     assert [ADMITTED, ADMITTED] == append_all(world, ("a", 0), ("b", 0))

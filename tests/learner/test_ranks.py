@@ -255,10 +255,11 @@ class Torchrun:
         return self._process.returncode, out, err
 
     def kill(self) -> None:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             return
-        for child in psutil.Process(self._process.pid).children(recursive=True):
-            child.kill()
+        if self._process.poll() is None:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
         self._process.kill()
         self._process.communicate()
 

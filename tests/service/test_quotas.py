@@ -28,7 +28,11 @@ class Books:
     def __init__(self, held: Sequence[Fragment] = ()) -> None:
         self.clock = ManualTimers()
         self.registry = CollectorRegistry()
-        self.quotas = Quotas(self.clock, Metrics(self.registry), lambda: held)
+        self.ended: set[tuple[BufferName, str]] = set()
+        self.quotas = Quotas(
+            *(self.clock, Metrics(self.registry), lambda: held),
+            lambda name, worker: (name, worker) in self.ended,
+        )
 
     def charge(
         self,
@@ -112,6 +116,20 @@ def test_fragments_of_another_session_count_for_no_worker() -> None:
     books.quotas.charge(caller, ONE, RUN, [make_fragment("late", session_id="before")])
     books.charge(caller, "a")
     assert 1 == books.sample("token_workers", token="team")
+
+
+def test_groups_that_have_ended_do_not_count() -> None:
+    """Else a token's generators would be refused for good after so many prompts."""
+    books, caller = Books(), team(workers_max=3)
+    books.charge(caller, "a", "b")
+    books.charge(caller, "c", buffer=OTHER)
+    books.ended = {(ONE, "a"), (OTHER, "c")}
+    books.charge(caller, "d", "e")
+    assert 3 == books.sample("token_workers", token="team")
+    with pytest.raises(QuotaExceededError):
+        books.charge(caller, "f")
+    books.ended |= {(ONE, "b")}
+    books.charge(caller, "f")
 
 
 def test_tokens_do_not_count_for_each_other() -> None:

@@ -170,8 +170,9 @@ class ServerProcess:
         return None if self._process is None else self._process.poll()
 
     def signal(self, number: int) -> None:
-        """Send a signal."""
-        os.kill(self.pid, number)
+        """Send a signal; nothing if it has ended by itself."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def wait(self, end_s: float = END_S) -> int:
         """Wait for its end, at most so long; gives the exit status."""
@@ -192,12 +193,17 @@ class ServerProcess:
         self.signal(signal.SIGKILL)
         self.wait()
 
+    def end(self) -> None:
+        """Kill it if it runs, and let go of it also if it has ended by itself. Idempotent."""
+        if self._process is not None:
+            self.kill()
+
     def _reap(self) -> None:
-        assert self._process is not None
-        self._process.wait(timeout=END_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process = None
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        with process.stdout:
+            process.wait(timeout=END_S)
 
     def __enter__(self) -> "ServerProcess":
         self.start()
@@ -209,5 +215,4 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process is not None:
-            self.kill()
+        self.end()

@@ -59,7 +59,11 @@ class Appends:
         self._deletions = deletions
         self._unowned = unowned
         self._metrics = metrics
-        self.quotas = Quotas(core.clock, metrics, core.buffers.fragments)
+        buffers = core.buffers
+        self.quotas = Quotas(
+            *(core.clock, metrics, buffers.fragments),
+            lambda name, worker: name in buffers and buffers[name].has_ended(worker),
+        )
         self.is_written_by_another: Callable[[str, PayloadId], bool] = lambda name, payload_id: (
             False
         )

@@ -82,11 +82,17 @@ class Quotas:
     """The accounts of all tokens. Not thread-safe."""
 
     def __init__(
-        self, clock: Clock, metrics: Metrics, held: Callable[[], Iterable[Fragment]]
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        held: Callable[[], Iterable[Fragment]],
+        has_ended: Callable[[BufferName, WorkerId], bool],
     ) -> None:
         self._clock = clock
         self._metrics = metrics
         self._held = held
+        self._has_ended = has_ended
+        """True if a worker is a group that is not open: it does not count."""
         self._accounts: dict[str, _Account] = {}
         self._owners: dict[PayloadId, tuple[_Account, int]] = {}
 
@@ -171,11 +177,19 @@ class Quotas:
         if not new:
             return
         limit = caller.quotas.workers_max or TOKEN_WORKERS_MAX
-        # Other buffers' sessions may have ended meanwhile, and count until their next append.
-        elsewhere = account.worker_count() - len(account.sessions.get(buffer, ("", ()))[1])
-        if elsewhere + len(workers) + len(new) > limit:
-            raise QuotaExceededError(caller.name, "workers_max", limit)
-        account.sessions[buffer] = (session, workers | new)
+
+        def count() -> int:
+            # Other buffers' sessions may have ended meanwhile, and count until their next append.
+            elsewhere = account.worker_count() - len(account.sessions.get(buffer, ("", ()))[1])
+            return elsewhere + len(workers) + len(new)
+
+        if count() > limit:
+            for name, (_, known) in account.sessions.items():
+                known.difference_update([each for each in known if self._has_ended(name, each)])
+            if count() > limit:
+                raise QuotaExceededError(caller.name, "workers_max", limit)
+        workers |= new
+        account.sessions[buffer] = (session, workers)
         self._metrics.token_workers.labels(caller.name).set(account.worker_count())
 
     def _check_bytes(

@@ -42,7 +42,7 @@ from breadbox_server.core.model.entries import (
     TimePassed,
 )
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
-from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
+from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
 from breadbox_server.core.rules import changes, granting, intake, offers, reading, tickets, waiting
@@ -198,6 +198,11 @@ class ReplayBuffer:
         """Return the first ends of remembered groups after the one of a number."""
         groups = self._groups
         return [] if groups is None else groups.ends_after(after, count_max)
+
+    def has_ended(self, group: WorkerId) -> bool:
+        """Whether this buffer makes groups, and none of that name is open."""
+        groups = self._groups
+        return groups is not None and group not in groups.open
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""

@@ -68,6 +68,9 @@ def decide(
     state: BufferState, fragment: Fragment, answer: Appended, preview: AppendPreview, *, now: float
 ) -> None:
     """Act on a judgement."""
+    if state.assembly.in_any_order and not fragment.discontinuity:
+        # To readers that join a worker's fragments, no member goes on where another ends.
+        fragment = replace(fragment, discontinuity=True)
     if answer.outcome in REMEMBERED:
         _carry_out(state, fragment, answer.outcome, preview, now=now)
     else:

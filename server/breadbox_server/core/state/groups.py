@@ -12,7 +12,6 @@ O4  A group with a ticket is open, or has no member yet and is not remembered.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar, Final
 
@@ -90,9 +89,7 @@ class Groups(Assembly):
 
         If they are to be dropped as equal, the group's end says so.
         """
-        # To readers that join a worker's fragments, no member goes on where another ends.
-        member = fragment if fragment.discontinuity else replace(fragment, discontinuity=True)
-        members = super().place(worker, member, now=now)
+        members = super().place(worker, fragment, now=now)
         if members is None:
             ticket, chunk = self.tickets.by_group.get(worker.worker_id), worker.open_chunk
             if ticket is None or not ticket.given_back or chunk is None:
