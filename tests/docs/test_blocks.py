@@ -31,6 +31,7 @@ from breadbox_offline.files.writers import write_episodes
 from mirror.goals import goal_fragments
 from support.documents import BLOCKS, ROOT
 from support.fragments import vector_fragment
+from support.sequences import sequence
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 
@@ -157,7 +158,10 @@ def run_method(place: str, client: breadbox.Client) -> None:
     session = client.start_session("s")
     client.publish("s", 0, {"bias": np.zeros(8)})
     *fragments, fragment = goal_fragments(65)
-    client.append_many(fragments)
+    holds_sequences = "lease.sequences" in PYTHON[place].code
+    client.append_many(
+        [sequence(str(number)) for number in range(4)] if holds_sequences else fragments
+    )
     # A read for ever ends when it has read what there is.
     code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
     envs = SimpleNamespace(step=lambda action: (np.ones((1, 3)), [1.0], [False], [True], {}))
@@ -395,6 +399,9 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/types.py#1": partial(run_alone, "client/breadbox/types.py#1"),
     "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
         "client/breadbox/model/fragment.py#fragment_of", run_producer
+    ),
+    "client/breadbox/model/fragment.py#Sequence": lambda: with_fragments(
+        "client/breadbox/model/fragment.py#Sequence", partial(run, np=np)
     ),
     "client/breadbox/model/options.py#Tls": lambda: with_fragments(
         "client/breadbox/model/options.py#Tls"
