@@ -244,7 +244,7 @@ def test_random_sequences_come_back(store: PayloadStore) -> None:
     sent = []
     for member in range(60):
         length = int(rng.integers(1, 3000))
-        tokens = {
+        tokens: dict[str, Any] = {
             f"t{i}": rng.random((length, *rng.integers(0, 3, rng.integers(0, 3)))).astype(
                 types[int(rng.integers(4))]
             )
@@ -262,6 +262,7 @@ def test_random_sequences_come_back(store: PayloadStore) -> None:
 def test_a_fragment_beside_sequences_is_read_as_a_fragment(store: PayloadStore) -> None:
     fragment = vector_fragment(0)
     (written,) = write_and_describe(store, [fragment])
+    assert written.payload is not None
     metadata = FragmentMetadata("w", 0, "s", 0, 0, written.payload, fragment.step_count)
     references = [*stored(store, [sequence()]), FragmentReference(metadata, 0, 0, 1)]
     read = read_fragments(store, references)
