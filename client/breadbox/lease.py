@@ -26,6 +26,7 @@ from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, HeldTicket
 from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
+from breadbox.reading.packed import BatchT, PackedBatch, PaddedBatch
 from breadbox.transport.interpreter import BackgroundTask, Interpreter
 from breadbox.transport.prefetch import prefetched
 
@@ -214,6 +215,77 @@ class Lease(Granted):
         )
         self._loaders.append(loader)
         return loader.batches(self.grant.fragments, batch_size)
+
+    def packed(
+        self,
+        max_tokens: int | None = None,
+        device: Device | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Generator[PackedBatch, None, None]:
+        """Load the granted sequences packed one behind the other, as flash-attention takes them.
+
+        ```python
+        for batch in lease.packed(max_tokens=16_384, columns=["ids", "log_prob"]):
+            print(batch.tokens["ids"].shape, batch.cu_seqlens, batch.max_seqlen)
+        ```
+
+        Each iteration blocks until the next micro-batch is loaded; two are loaded ahead.
+
+        Args:
+            max_tokens: Most tokens of a micro-batch, or None for one batch of all sequences. The
+                sequences are dealt out, so that micro-batches have about as many tokens each. All
+                ranks of a fetch get as many micro-batches, whatever their sequences, if they ask
+                for the same. The last are empty if a rank has fewer sequences than another needs
+                micro-batches.
+            device: Device of torch tensors, such as "cuda", or None for numpy arrays.
+            columns: Tokens and contexts to load, by name ("ids") or path ("tokens.ids",
+                "context"), or None for all.
+
+        Raises:
+            InvalidRequestError: A sequence of any rank has more than `max_tokens` tokens, before
+                anything is loaded; or a column is in no sequence.
+            TreeMismatchError: Sequences differ in their columns, or in types of these.
+            ReplayBufferError: See `fragments`.
+        """
+        return self._sequences(PackedBatch, max_tokens, device, columns)
+
+    def padded(
+        self,
+        max_tokens: int | None = None,
+        device: Device | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Generator[PaddedBatch, None, None]:
+        """Load the granted sequences each in a row of its own, padded with zeros at the end.
+
+        ```python
+        for batch in lease.padded(max_tokens=16_384):
+            print(batch.tokens["ids"].shape, batch.mask.sum())
+        ```
+
+        Otherwise as `packed`. Padding counts in `max_tokens`: sequences of about the same length
+        share a micro-batch.
+
+        Raises:
+            ReplayBufferError: See `packed`.
+        """
+        return self._sequences(PaddedBatch, max_tokens, device, columns)
+
+    def _sequences(
+        self,
+        kind: type[BatchT],
+        max_tokens: int | None,
+        device: Device | None,
+        columns: Sequence[str] | None,
+    ) -> Generator[BatchT, None, None]:
+        side_stream = side_stream_for(device)
+
+        def load(references: Sequence[FragmentReference]) -> BatchT:
+            read = self._read_sequences(kind, references, device, columns, side_stream)
+            return self._interpreter.run(read)
+
+        jobs = self._micro_batches(max_tokens, is_padded=kind is PaddedBatch)
+        self._is_read = True
+        return FragmentLoader(load, side_stream=side_stream).batches_of(jobs)
 
     def renew(self, lease_s: float | None = None) -> float:
         """Renew the lease, and return the seconds until it expires.

@@ -96,9 +96,24 @@ class FragmentLoader(Generic[Loaded]):
                 `on_failure` is "raise".
             StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
+        return self.batches_of(self._plan.jobs(references, batch_size))
+
+    def batches_of(
+        self, jobs: Sequence[Sequence[FragmentReference]]
+    ) -> Generator[Loaded, None, None]:
+        """Load each list of references as one batch, in their order; see `batches`.
+
+        ```python
+        for batch in loader.batches_of([lease.references[:3], lease.references[3:]]):
+            print(batch.reward.mean())
+        ```
+
+        Raises:
+            ReplayBufferError: See `batches`.
+        """
         options = self._plan.options
         loaded = prefetched(
-            self._plan.jobs(references, batch_size),
+            jobs,
             self._load_job,
             at_once=options.threads,
             depth=self._plan.depth,

@@ -40,6 +40,8 @@ from breadbox.reading.batches import Batch as Batch
 from breadbox.reading.batches import Stack as Stack
 from breadbox.reading.loading import LoaderKeywords as LoaderKeywords
 from breadbox.reading.loading import LoaderOptions as LoaderOptions
+from breadbox.reading.packed import PackedBatch as PackedBatch
+from breadbox.reading.packed import PaddedBatch as PaddedBatch
 from breadbox.service import Service as Service
 from breadbox.stores import PayloadStore as PayloadStore
 from breadbox.writing.appender import AppenderCounts as AppenderCounts

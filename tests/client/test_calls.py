@@ -329,6 +329,18 @@ async def test_a_grant_arrives_as_plain_types(caller: Caller, fake: FakeService)
     assert types.LeaseGrant("l", 60.0, (reference,), "s", 2, "r") == grant
 
 
+async def test_a_rank_knows_the_steps_of_all_shares_and_no_broken_count_harms_it(
+    caller: Caller, fake: FakeService
+) -> None:
+    shared = pb.FetchFragmentsResponse()
+    shared.CopyFrom(GRANTED)
+    shared.grant.share_fragment_counts.extend([2, -1, 1, 5])
+    shared.grant.step_counts.extend([7, 8, 9])
+    fake.will("FetchFragments", shared)
+    grant = await caller.call("fetch_fragments", 4, request_id="r")
+    assert ((7, 8), (), (9,), ()) == grant.step_counts
+
+
 # Failures ---------------------------------------------------------------------------------------
 
 

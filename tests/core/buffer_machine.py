@@ -111,13 +111,13 @@ def make_config(
         lead_chunks=choose([0.0, 1.0]),
     )
     size = fragments_per_chunk or choose([1, 2, 3])
-    assembly, name = choose(assemblies), choose(["", "", "reward"])
+    assembly, few = choose(assemblies), choose([0, 0, 1, 2])
     groups_per_version = choose([0, 1, 2])
     return BufferConfig(
         fragments_per_chunk=size,
         assembly=assembly,
-        drop_equal=name if assembly is AssemblyPolicy.GROUPS else "",
-        group_min=min(size, choose([0, 0, 1, 2])),
+        drop_equal="reward" if few == 2 and assembly is AssemblyPolicy.GROUPS else "",
+        group_min=min(size, few),
         capacity_chunks=capacity_chunks,
         capacity_bytes=choose([1000, 24, 12, 1000]),
         staleness_max=choose([2, 1, 0]),

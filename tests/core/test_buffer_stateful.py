@@ -60,7 +60,8 @@ def test_buffer_keeps_its_rules_on_a_long_walk(seed: int) -> None:
 def test_a_buffer_that_forgets_what_is_given_back_is_found() -> None:
     """The net has no hole of this size: the same test on a broken variant fails."""
     quick = settings(SETTINGS, phases=[Phase.generate])
-    with pytest.raises(AssertionError):
+    # A KeyError where the forgotten chunk is that of a group, which was forgotten with it.
+    with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(BufferMachine, settings=quick)
 
 

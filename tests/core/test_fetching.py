@@ -8,6 +8,7 @@ from breadbox_server.core.model.config import (
     FullPolicy,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
+    SchemaPolicy,
 )
 from breadbox_server.core.model.errors import (
     FetchExceedsCapacityError,
@@ -299,6 +300,17 @@ def test_ranks_of_one_request_get_disjoint_shares_of_one_draw() -> None:
     assert whole == shares[0].fragments + shares[1].fragments + shares[2].fragments
     assert 6 == len({granted.chunk_id for granted in whole})
     assert 1 == world.count("grants")
+
+
+def test_ranks_of_unequal_shares_know_the_steps_of_all_and_of_equal_ones_nothing() -> None:
+    world = World(fragments_per_chunk=1, sampler="oldest_first", schema=SchemaPolicy.RAGGED)
+    for index, step_count in enumerate((5, 6, 7, 8, 4, 4)):
+        assert world.append("w0", index, step_count=step_count) is AdmissionOutcome.ADMITTED
+    ranks = [world.granted(2, request_id="r", rank=rank, world_size=2) for rank in (1, 0)]
+    assert [((5,), (6,))] * 2 == [rank.step_counts for rank in ranks]
+    assert ((5,), (6,)) == world.granted(2, request_id="r", rank=1, world_size=2).step_counts
+    assert () == world.granted(2).step_counts, "one rank knows its own"
+    assert () == world.granted(2, request_id="equal", rank=0, world_size=2).step_counts
 
 
 def test_late_rank_gets_its_share_while_its_lease_lives() -> None:

@@ -8,6 +8,7 @@ import yaml
 
 import breadbox
 from breadbox.payload import FORMAT_VERSION
+from breadbox.payload.format import OPEN_FORMAT_VERSION
 from breadbox_server.journal.encoding import codec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
 def test_the_page_on_upgrades_names_the_formats_that_are_written() -> None:
     table = upgrade_table()
 
-    assert str(FORMAT_VERSION) == table["payload format"]
+    assert f"{FORMAT_VERSION}; of sequences {OPEN_FORMAT_VERSION}" == table["payload format"]
     assert str(codec.VERSION) == table["journal"]
     assert breadbox.__version__.rpartition(".")[0] == table["Python API"]
 

@@ -31,6 +31,7 @@ from breadbox_offline.files.writers import write_episodes
 from mirror.goals import goal_fragments
 from support.documents import BLOCKS, ROOT
 from support.fragments import vector_fragment
+from support.sequences import sequence
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 
@@ -142,6 +143,29 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
         server.__exit__(None, None, None)
 
 
+def with_groups(place: str) -> None:
+    """Run a block beside a buffer of two complete groups, as the page makes it."""
+    with breadbox.local_server() as client:
+        config = breadbox.BufferConfig.preset("groups", fragments_per_chunk=4)
+        client.create_buffer("completions", config)
+        client.start_session("run", buffer="completions")
+        members = [
+            sequence(
+                f"prompt-{group}",
+                member,
+                3 + member,
+                tokens={
+                    "ids": np.arange(3 + member) + group,
+                    "log_prob": np.full(3 + member, -4.6, np.float32),
+                },
+            )
+            for group in range(2)
+            for member in range(4)
+        ]
+        client.append_many(members, buffer="completions")
+        run(place, client=client, breadbox=breadbox)
+
+
 def run_producer(place: str, address: str, **names: Any) -> None:
     """Run a block that makes a fragment, in the session of a buffer, and append it."""
     session = names["client"].start_session("made")
@@ -157,9 +181,10 @@ def run_method(place: str, client: breadbox.Client) -> None:
     session = client.start_session("s")
     client.publish("s", 0, {"bias": np.zeros(8)})
     *fragments, fragment = goal_fragments(65)
-    client.append_many(fragments)
     # A read for ever ends when it has read what there is.
     code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
+    of_sequences = re.search(r"lease\.(packed|padded|sequences)", code)
+    client.append_many([sequence(member=at) for at in range(8)] if of_sequences else fragments)
     envs = SimpleNamespace(step=lambda action: (np.ones((1, 3)), [1.0], [False], [True], {}))
     names: dict[str, Any] = {"breadbox": breadbox, "np": np, "ReplayMirror": ReplayMirror}
     names.update(client=client, session=session, fragment=fragment, packed=b"payload", version=0)
@@ -171,7 +196,7 @@ def run_method(place: str, client: breadbox.Client) -> None:
             "evaluator": lambda: client.create_subscription("evaluator"),
             "grant": lambda: client.service.fetch_fragments(4),
             "lease": lambda: client.fetch(4),
-            "batch": lambda: client.load_batch(client.fetch(4).references),
+            "batch": lambda: of_sequences or client.load_batch(client.fetch(4).references),
             "loader": lambda: FragmentLoader(client.load_batch),
             "writer": lambda: opened.enter_context(breadbox.StepWriter(client)),
             "appender": lambda: opened.enter_context(breadbox.Appender(client)),
@@ -407,6 +432,8 @@ HERE: dict[str, Callable[[], None]] = {
         )
     },
     "docs/agents.md#groups": lambda: with_fragments("docs/agents.md#groups"),
+    "docs/agents.md#packed": lambda: with_groups("docs/agents.md#packed"),
+    "docs/agents.md#micro-batches": lambda: with_groups("docs/agents.md#micro-batches"),
     "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
     **{
         place: partial(with_fragments, place)
@@ -421,6 +448,9 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/types.py#1": partial(run_alone, "client/breadbox/types.py#1"),
     "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
         "client/breadbox/model/fragment.py#fragment_of", run_producer
+    ),
+    "client/breadbox/model/fragment.py#Sequence": lambda: with_fragments(
+        "client/breadbox/model/fragment.py#Sequence", partial(run, np=np)
     ),
     "client/breadbox/model/options.py#Tls": lambda: with_fragments(
         "client/breadbox/model/options.py#Tls"

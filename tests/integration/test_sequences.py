@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_sequences_come_back_by_every_way_to_append_and_load(server: ServerProce
         with breadbox.Appender(client) as appender:
             while everything:
                 appender.append(everything.pop())
-        found = []
+        found: list[Any] = []
         with client.fetch(fragment_count=3 * SIZE, max_wait_s=10) as lease:
             numbers = [each.metadata.numbers for each in lease.references]
             assert [sequence(member=n % SIZE).numbers for n in range(3 * SIZE)] == numbers

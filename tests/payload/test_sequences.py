@@ -18,7 +18,7 @@ from breadbox.model.errors import (
     TreeMismatchError,
 )
 from breadbox.model.types import FragmentMetadata, FragmentReference
-from breadbox.payload import decode_tree, encode_fragment, encode_tree, read_fragments
+from breadbox.payload import decode_tree, encode_fragment, encode_tree, read_fragments, receive
 from breadbox.payload.format import parse_head
 from breadbox.payload.fragments import write_and_describe
 from breadbox.reading.batches import load_batch
@@ -109,9 +109,11 @@ def test_payloads_of_one_size_and_other_lengths_are_told_apart(store: PayloadSto
         for member, (length, shape) in enumerate(shapes)
     ]
     assert 1 == len({len(joined(each)) for each in sent})
+    receive.heads_met.clear()
     for _ in range(2):  # The second time what was met before is foreseen.
         read = read_fragments(store, stored(store, sent))
         assert [True] * len(sent) == [same_sequence(*pair) for pair in zip(sent, read, strict=True)]
+    assert set(receive.heads_met.values()) <= {None}, "a size that says nothing is foreseen once"
 
 
 def test_512_lengths_have_one_layout_and_one_schema() -> None:
@@ -242,7 +244,7 @@ def test_random_sequences_come_back(store: PayloadStore) -> None:
     sent = []
     for member in range(60):
         length = int(rng.integers(1, 3000))
-        tokens = {
+        tokens: dict[str, Any] = {
             f"t{i}": rng.random((length, *rng.integers(0, 3, rng.integers(0, 3)))).astype(
                 types[int(rng.integers(4))]
             )
@@ -260,7 +262,21 @@ def test_random_sequences_come_back(store: PayloadStore) -> None:
 def test_a_fragment_beside_sequences_is_read_as_a_fragment(store: PayloadStore) -> None:
     fragment = vector_fragment(0)
     (written,) = write_and_describe(store, [fragment])
+    assert written.payload is not None
     metadata = FragmentMetadata("w", 0, "s", 0, 0, written.payload, fragment.step_count)
     references = [*stored(store, [sequence()]), FragmentReference(metadata, 0, 0, 1)]
     read = read_fragments(store, references)
     assert [breadbox.Sequence, breadbox.Fragment] == [type(each) for each in read]
+
+
+def test_video_of_any_length_has_one_layout_and_is_read(store: PayloadStore) -> None:
+    pytest.importorskip("av", reason="the codec h264 needs the package av")
+    sent = [
+        sequence("g", length, tokens={"frames": np.full((length, 32, 48, 3), 90, np.uint8)})
+        for length in (3, 5)
+    ]
+    read = read_fragments(store, stored(store, sent, {"tokens.frames": "h264"}))
+    assert [(3, 32, 48, 3), (5, 32, 48, 3)] == [each.tokens["frames"].shape for each in read]
+    assert abs(int(read[1].tokens["frames"][4, 9, 9, 1]) - 90) < 4
+    payloads = [joined(each, {"tokens.frames": "h264"}) for each in sent]
+    assert 1 == len({each[16:24] for each in payloads})

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import breadbox
 from breadbox.model.errors import PayloadCorruptError, PayloadMissingError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Appendable, Fragment
 from breadbox.model.types import FragmentReference
 from breadbox.payload import encode_fragment, receive, write_fragments
 from breadbox.reading.batches import load_batch
+from breadbox.reading.packed import PackedBatch, load_sequences
 from breadbox.stores import bulk, files, open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.files import FileStore
@@ -22,6 +24,7 @@ from breadbox.stores.redis.wire import Wire
 from support.announced import metadata_of
 from support.compiler import needs_compiler
 from support.redis_server import RedisServer
+from support.sequences import sequence
 
 PIECE_BYTES = 64 * 1024
 STEPS = 8
@@ -84,7 +87,7 @@ def other_kind(index: int) -> Fragment:
     return replace(like, obs=obs, next_obs=next_obs)
 
 
-def written(store: PayloadStore, fragments: Sequence[Fragment]) -> list[FragmentReference]:
+def written(store: PayloadStore, fragments: Sequence[Appendable]) -> list[FragmentReference]:
     return [
         FragmentReference(metadata_of(fragment, payload), 0, 0, 1)
         for fragment, payload in zip(fragments, write_fragments(store, fragments), strict=True)
@@ -104,6 +107,57 @@ def require_same(store: PayloadStore, fragments: Sequence[Fragment]) -> None:
 def test_a_batch_like_the_last_one_holds_what_was_written(store: PayloadStore) -> None:
     for first in (0, 4, 8):
         require_same(store, [fragment_of(first + at) for at in range(4)])
+
+
+def sequences_of_all_lengths(first: int) -> list[breadbox.Sequence]:
+    return [sequence(member=length, length=length) for length in range(first, first + 40)]
+
+
+@needs_compiler
+def test_small_payloads_of_sizes_never_met_are_received_by_one_call(
+    store: PayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sequences_of_all_lengths(500)
+    references = written(store, sent)
+    calls: list[str] = []
+    for owner, name in ((bulk, "receive"), (files, "read_files"), (os, "preadv")):
+        called = getattr(owner, name)
+
+        def noted(*given: Any, name: str = name, called: Any = called) -> Any:
+            calls.append(name)
+            return called(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+    batch = load_sequences(PackedBatch, store, references, positions=range(40))
+    assert calls in (["receive"], ["read_files"])
+    joined = np.concatenate([each.tokens["ids"] for each in sent])
+    np.testing.assert_array_equal(joined, batch.tokens["ids"])
+
+
+@pytest.mark.parametrize("together_bytes_max", [0, 20_000])
+def test_payloads_beyond_those_received_together_come_as_well(
+    store: PayloadStore, monkeypatch: pytest.MonkeyPatch, together_bytes_max: int
+) -> None:
+    monkeypatch.setattr(receive, "WHOLE_BYTES_TOGETHER_MAX", together_bytes_max)
+    sent = sequences_of_all_lengths(500)
+    batch = load_sequences(PackedBatch, store, written(store, sent), positions=range(40))
+    joined = np.concatenate([each.tokens["log_prob"] for each in sent])
+    np.testing.assert_array_equal(joined, batch.tokens["log_prob"])
+
+
+@pytest.mark.parametrize("at_fraction", [0.0, 0.1, 0.3, 0.6, 0.9, 0.999])
+def test_a_damaged_byte_of_a_size_never_met_is_noticed(
+    store: PayloadStore, at_fraction: float
+) -> None:
+    sent = sequences_of_all_lengths(700)
+    references = written(store, sent)
+    payload = bytearray(b"".join(encode_fragment(sent[3])))
+    payload[int(at_fraction * len(payload))] ^= 1
+    (damaged,) = store.write_many([[memoryview(payload)]])
+    metadata = replace(references[3].metadata, payload=damaged)
+    references[3] = replace(references[3], metadata=metadata)
+    with pytest.raises(PayloadCorruptError):
+        load_sequences(PackedBatch, store, references, positions=range(40))
 
 
 @needs_compiler

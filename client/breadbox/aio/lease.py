@@ -24,6 +24,7 @@ from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, HeldTicket
 from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
+from breadbox.reading.packed import BatchT, PackedBatch, PaddedBatch
 from breadbox.transport.aio.interpreter import BackgroundTask, Interpreter
 from breadbox.transport.aio.prefetch import prefetched
 
@@ -131,6 +132,39 @@ class Lease(Granted):
         )
         self._loaders.append(loader)
         return loader.batches(self.grant.fragments, batch_size)
+
+    def packed(
+        self,
+        max_tokens: int | None = None,
+        device: Device | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncGenerator[PackedBatch, None]:
+        return self._sequences(PackedBatch, max_tokens, device, columns)
+
+    def padded(
+        self,
+        max_tokens: int | None = None,
+        device: Device | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncGenerator[PaddedBatch, None]:
+        return self._sequences(PaddedBatch, max_tokens, device, columns)
+
+    def _sequences(
+        self,
+        kind: type[BatchT],
+        max_tokens: int | None,
+        device: Device | None,
+        columns: Sequence[str] | None,
+    ) -> AsyncGenerator[BatchT, None]:
+        side_stream = side_stream_for(device)
+
+        async def load(references: Sequence[FragmentReference]) -> BatchT:
+            read = self._read_sequences(kind, references, device, columns, side_stream)
+            return await self._interpreter.run(read)
+
+        jobs = self._micro_batches(max_tokens, is_padded=kind is PaddedBatch)
+        self._is_read = True
+        return FragmentLoader(load, side_stream=side_stream).batches_of(jobs)
 
     async def renew(self, lease_s: float | None = None) -> float:
         return await self._interpreter.run(self._renewed(lease_s))

@@ -47,9 +47,14 @@ class FragmentLoader(Generic[Loaded]):
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int
     ) -> AsyncGenerator[Loaded, None]:
+        return self.batches_of(self._plan.jobs(references, batch_size))
+
+    def batches_of(
+        self, jobs: Sequence[Sequence[FragmentReference]]
+    ) -> AsyncGenerator[Loaded, None]:
         options = self._plan.options
         loaded = prefetched(
-            self._plan.jobs(references, batch_size),
+            jobs,
             self._load_job,
             at_once=options.threads,
             depth=self._plan.depth,

@@ -300,6 +300,9 @@ class LeaseGrant:
     session_id: str
     model_version: int
     request_id: str
+    step_counts: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    """By rank, the steps of each fragment of its share; empty for one rank, and if all shares are
+    alike."""
 
 
 @dataclass(frozen=True, slots=True)

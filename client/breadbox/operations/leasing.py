@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from breadbox.model import errors
 from breadbox.model.summaries import html_table
 from breadbox.model.types import (
+    Device,
     FragmentReference,
     LeaseGrant,
     ReleaseMode,
@@ -15,6 +18,8 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
+from breadbox.reading.packed import BatchT, load_sequences, named
+from breadbox.reading.splitting import micro_batches
 from breadbox.shared.outages import OutageLog
 from breadbox.shared.process_bound import ProcessBound
 
@@ -142,6 +147,8 @@ class Granted(ProcessBound):
         """True once fragments were loaded without a limit on their staleness."""
         self._limit = -1
         """Largest limit on staleness with which fragments were loaded, or -1 if there was none."""
+        self._positions: dict[int, int] = {}
+        """Places of the references, by their identity, once sequences are read."""
         self.grant = grant
         self.released = False
         self.expired = False
@@ -231,6 +238,44 @@ class Granted(ProcessBound):
     def _groups(self) -> list[Sequence[FragmentReference]]:
         starts = range(0, len(self), FRAGMENTS_PER_READ)
         return [self.references[start : start + FRAGMENTS_PER_READ] for start in starts]
+
+    def _micro_batches(
+        self, tokens_max: int | None, *, is_padded: bool
+    ) -> list[list[FragmentReference]]:
+        """Split the sequences, as all ranks do; refuse one above *tokens_max*, of any rank."""
+        self._positions = {id(each): place for place, each in enumerate(self.references)}
+        if tokens_max is None:
+            return [list(self.references)]
+        lengths = tuple([each.metadata.step_count for each in self.references])
+        shares = self.grant.step_counts or (lengths,)
+        longest = max(map(max, shares))
+        if longest > tokens_max:
+            owners = [
+                named(each)
+                for each, length in zip(self.references, lengths, strict=True)
+                if length == longest
+            ] or [f"a sequence of rank {list(map(max, shares)).index(longest)}"]
+            raise errors.InvalidRequestError(
+                "max_tokens", f"is {tokens_max}, and {owners[0]} has {longest} tokens"
+            )
+        parts = micro_batches(lengths, shares, tokens_max, is_padded=is_padded)
+        return [[self.references[position] for position in part] for part in parts]
+
+    def _read_sequences(
+        self,
+        kind: type[BatchT],
+        references: Sequence[FragmentReference],
+        device: Device | None,
+        columns: Sequence[str] | None,
+        within: AbstractContextManager[None] | None,
+    ) -> Operation[BatchT]:
+        self._check_open()
+        positions = [self._positions[id(each)] for each in references]
+        load = partial(load_sequences, kind, positions=positions, device=device, columns=columns)
+        read = operations.read_loaded(
+            self._context, references or self.references[:1], load, within=within
+        )
+        return (yield from read)
 
     def _renewed(self, lease_s: float | None) -> Operation[float]:
         self._check_open()

@@ -800,12 +800,23 @@ def read_batch(
     within: AbstractContextManager[None] | None = None,
 ) -> Operation[Batch]:
     """Read the payloads of granted fragments into one stacked batch, within a context."""
+    load = partial(load_batch, device=device, columns=columns, into=into)
+    return (yield from read_loaded(context, references, load, within=within))
+
+
+def read_loaded(
+    context: Context,
+    references: Sequence[FragmentReference],
+    load: Callable[[PayloadStore, Sequence[FragmentReference]], T],
+    *,
+    within: AbstractContextManager[None] | None = None,
+) -> Operation[T]:
+    """Read the payloads of granted fragments as *load* does, within a context."""
     store, references = yield from _store_of(context, references)
 
-    def read(deadline: Deadline) -> Batch:
+    def read(deadline: Deadline) -> T:
         with within or nullcontext():
-            bounded = store.within(deadline)
-            return load_batch(bounded, references, device=device, columns=columns, into=into)
+            return load(store.within(deadline), references)
 
     return (yield from retrying_store(context, read))
 

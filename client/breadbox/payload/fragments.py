@@ -394,8 +394,9 @@ def check_stored(layout: Layout, step_count: int) -> None:
         return
     if not all(isinstance(named, dict) for named in layout.structure.values()):
         raise PayloadCorruptError("a sequence's arrays have no names")
-    for stored in layout.arrays:
-        if field_of(stored.name) == "tokens" and stored.shape[:1] != (step_count,):
+    for index in layout.structure["tokens"].values():
+        stored = layout.arrays[index]
+        if stored.shape[:1] != (step_count,):
             raise PayloadCorruptError(
                 f"array {stored.name!r} of {stored.describe()} does not have {step_count} rows"
             )

@@ -3,7 +3,8 @@
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -110,6 +111,10 @@ class Layout:
         encoded = [index for index, stored in enumerate(self.arrays) if not stored.is_raw]
         object.__setattr__(self, "order", (*raw, *encoded))
         object.__setattr__(self, "encoded", tuple(encoded))
+        self._place_raw()
+
+    def _place_raw(self) -> None:
+        raw = self.order[: len(self.order) - len(self.encoded)]
         places = _go_on(_nowhere(self), self, raw, [self.arrays[index].raw_bytes for index in raw])
         object.__setattr__(self, "raw_places", places)
 
@@ -118,13 +123,15 @@ class Layout:
         made = self._at.get(lengths)
         if made is None:
             left = iter(lengths)
-            arrays = [_with_lengths(stored, left) for stored in self.arrays]
-            made = Layout(
-                *(self.structure, tuple(arrays), self.block_bytes, self.raw, self.hash),
-                open_count=self.open_count,
-                lengths=lengths,
-            )
-            _check_raw_bytes(made.arrays)
+            arrays = tuple([_with_lengths(stored, left) for stored in self.arrays])
+            _check_raw_bytes(arrays)
+            # Most lengths are new: what they do not change is not made again.
+            made = object.__new__(Layout)
+            for name, value in zip(_SLOTS, _slots_of(self), strict=True):
+                object.__setattr__(made, name, value)
+            object.__setattr__(made, "arrays", arrays)
+            object.__setattr__(made, "lengths", lengths)
+            made._place_raw()
             if len(arrays) <= _ARRAYS_KEPT_MAX:
                 if len(self._at) >= _LENGTHS_KEPT_MAX:
                     self._at.clear()
@@ -140,6 +147,10 @@ class Layout:
         if not self.encoded:
             return self.raw_places
         return _go_on(self.raw_places, self, self.encoded, encoded_sizes)
+
+
+_SLOTS: Final = tuple(each.name for each in fields(Layout))
+_slots_of: Final = attrgetter(*_SLOTS)
 
 
 def _nowhere(layout: Layout) -> Places:

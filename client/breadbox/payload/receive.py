@@ -25,6 +25,10 @@ from breadbox.stores.base import Foreseen, PayloadStore, Segment, UnforeseenErro
 
 _SMALL_BYTES: Final = 16 * 1024
 """Largest array that is received with what is around it, and copied: 0.7 to 0.8 of the cost."""
+WHOLE_BYTES_MAX: Final = 64 * 1024
+"""Largest payload of a size not met that is received at once with others, and copied."""
+WHOLE_BYTES_TOGETHER_MAX: Final = 8 * 1024 * 1024
+"""Bytes of such payloads that are received together."""
 HEADS_MET_MAX: Final = 256
 """Sizes of payloads that are known."""
 
@@ -54,7 +58,8 @@ def receive(
     """Receive payloads into the arrays that `place` names, every byte verified.
 
     Payloads of sizes met before are placed by the heads of those, and received at once. Where one
-    then differs, `start_over` is called, and everything is placed and received again.
+    then differs, `start_over` is called, and everything is placed and received again. Small ones of
+    other sizes are received at once, too, and then placed.
     """
     try:
         store.read_many(references, _Receiver(references, place, wants_whole, wants_whole))
@@ -131,12 +136,18 @@ class _Receiver:
     foresees: bool
     arriving: dict[int, list[_Arriving]] = field(default_factory=dict)
     foreseen: dict[int, _Coming] = field(default_factory=dict)
+    whole: dict[int, memoryview] = field(default_factory=dict)
+    """Memory of payloads of which nothing is known."""
+    whole_bytes: int = 0
     plans: dict[Head, _Plan] = field(default_factory=dict)
 
     def foresee(self, position: int) -> Foreseen | None:
-        head = heads_met.get(self.references[position].size_bytes)
-        if head is None or not self.foresees:
+        size_bytes = self.references[position].size_bytes
+        head = heads_met.get(size_bytes)
+        if not self.foresees:
             return None
+        if head is None:
+            return self._foresee_whole(position, size_bytes)
         try:
             placements = self.place(position, head)
         except ReplayBufferError as error:  # Perhaps of the earlier payload alone.
@@ -154,17 +165,20 @@ class _Receiver:
             done = start
         return Foreseen([*buffers, memory[done:]], plan.bounds)
 
+    def _foresee_whole(self, position: int, size_bytes: int) -> Foreseen | None:
+        if size_bytes > WHOLE_BYTES_MAX or self.whole_bytes > WHOLE_BYTES_TOGETHER_MAX:
+            return None
+        if position not in self.whole:
+            self.whole_bytes += size_bytes
+        memory = self.whole[position] = memoryview(bytearray(size_bytes))
+        return Foreseen([memory], ())
+
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         del position
         return head_bytes_of(prelude)
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
-        size_bytes = self.references[position].size_bytes
-        parsed = parse_head(head, size_bytes)
-        if not parsed.layout.encoded and size_bytes not in heads_met:
-            while len(heads_met) >= HEADS_MET_MAX:
-                heads_met.pop(next(iter(heads_met)), None)
-            heads_met[size_bytes] = parsed
+        parsed = self._met(position, head)
         offsets = parsed.places.offsets
         placements = sorted(
             self.place(position, parsed), key=lambda each: offsets[each.array_index]
@@ -178,8 +192,28 @@ class _Receiver:
         if coming is not None:
             _verify(coming, digests)
             return
+        whole = self.whole.pop(position, None)
+        if whole is not None:
+            self.whole_bytes -= len(whole)
+            head = self._met(position, whole)
+            for placement in self.place(position, head):
+                start = head.body_offset + head.places.offsets[placement.array_index]
+                end = start + head.places.sizes[placement.array_index]
+                _Arriving(head, placement, whole[start:end]).arrived()
+            return
         for each in self.arriving.pop(position):
             each.arrived()
+
+    def _met(self, position: int, head: memoryview) -> Head:
+        size_bytes = self.references[position].size_bytes
+        parsed = parse_head(head, size_bytes)
+        layout = parsed.layout
+        # With open axes few payloads of a size are alike.
+        if not (layout.encoded or layout.open_count) and size_bytes not in heads_met:
+            while len(heads_met) >= HEADS_MET_MAX:
+                heads_met.pop(next(iter(heads_met)), None)
+            heads_met[size_bytes] = parsed
+        return parsed
 
 
 def _verify(coming: _Coming, digests: Sequence[int] | None) -> None:

@@ -184,6 +184,54 @@ class Stack:
         fields["extras"] = fields["extras"] or {}
         return fields
 
+    def pin(self, wanted: Mapping[int, tuple[int, ...]], reusable: "Stack | None" = None) -> None:
+        """Lay arrays of these shapes into one page-locked slab, so that one copy moves them."""
+        import torch
+
+        slab_bytes = 0
+        for index, shape in wanted.items():
+            self.offsets[index] = slab_bytes
+            slab_bytes += math.prod(shape) * self.template[index].dtype.itemsize
+            slab_bytes += -slab_bytes % _SLAB_ALIGNMENT_BYTES
+        if reusable is not None and reusable.slab is not None and len(reusable.slab) >= slab_bytes:
+            if reusable.copied is not None:
+                reusable.copied.synchronize()
+            self.slab = reusable.slab
+        else:
+            self.slab = torch.empty(
+                slab_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()
+            )
+        memory = self.slab.numpy()
+        for index, shape in wanted.items():
+            dtype = self.template[index].dtype
+            end = self.offsets[index] + math.prod(shape) * dtype.itemsize
+            self.arrays[index] = memory[self.offsets[index] : end].view(dtype).reshape(shape)
+
+    def as_leaves(self) -> list[Any]:
+        """Return its arrays as users see them."""
+        return [
+            None if array is None else as_leaf(array, stored.type_name)
+            for array, stored in zip(self.arrays, self.template, strict=True)
+        ]
+
+    def copied_to(self, device: Any) -> list[Any]:
+        """Return its arrays as tensors on a device, copied at once."""
+        import torch
+
+        slab = self.slab.to(device, non_blocking=True)
+        if slab.is_cuda:
+            event: Any = torch.cuda.Event  # Untyped in torch's stubs.
+            self.copied = event()
+            self.copied.record(torch.cuda.current_stream(slab.device))
+
+        def leaf(index: int, array: NDArray[Any] | None) -> Any:
+            if array is None:
+                return None
+            bits = slab[self.offsets[index] : self.offsets[index] + array.nbytes]
+            return bits.view(_torch_dtype(self.template[index])).view(array.shape)
+
+        return [leaf(index, array) for index, array in enumerate(self.arrays)]
+
 
 def load_batch(
     store: PayloadStore,
@@ -230,9 +278,9 @@ def load_batch(
         for group in groups:
             builder.take(group)
     batch = builder.finish()
-    if is_elsewhere:
-        return _on_device(batch, device)
-    return batch if device is None else _as_tensors(batch)
+    if device is None:
+        return batch
+    return _on_device(batch, device) if is_elsewhere else _as_tensors(batch)
 
 
 def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
@@ -342,16 +390,12 @@ class _Builder:
     def finish(self) -> Batch:
         stack = self._stack
         assert stack is not None
-        leaves = [
-            None if array is None else as_leaf(array, stored.type_name)
-            for array, stored in zip(stack.arrays, stack.template, strict=True)
-        ]
         return Batch(
             references=self._references,
             model_version=self._model_versions(),
             stacked=stack,
             **self._final_observations(),
-            **stack.fields(leaves),
+            **stack.fields(stack.as_leaves()),
         )
 
     def _make_stack(self, head: Head, indexes: Sequence[int]) -> Stack:
@@ -362,7 +406,7 @@ class _Builder:
         }
         stack = Stack(head.layout.structure, head.layout.arrays, [None] * len(head.layout.arrays))
         if self._is_pinned:
-            self._pin(stack, wanted)
+            stack.pin(wanted, self._reusable)
             return stack
         offered = self._offered()
         for index, shape in wanted.items():
@@ -380,31 +424,6 @@ class _Builder:
             for stored, array in zip(reusable.template, reusable.arrays, strict=True)
             if array is not None
         }
-
-    def _pin(self, stack: Stack, wanted: Mapping[int, tuple[int, ...]]) -> None:
-        """Lay all arrays into one page-locked slab, so that one copy moves them."""
-        import torch
-
-        offsets = stack.offsets
-        slab_bytes = 0
-        for index, shape in wanted.items():
-            offsets[index] = slab_bytes
-            slab_bytes += math.prod(shape) * stack.template[index].dtype.itemsize
-            slab_bytes += -slab_bytes % _SLAB_ALIGNMENT_BYTES
-        reusable = self._reusable
-        if reusable is not None and reusable.slab is not None and len(reusable.slab) >= slab_bytes:
-            if reusable.copied is not None:
-                reusable.copied.synchronize()
-            stack.slab = reusable.slab
-        else:
-            stack.slab = torch.empty(
-                slab_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()
-            )
-        memory = stack.slab.numpy()
-        for index, shape in wanted.items():
-            dtype = stack.template[index].dtype
-            end = offsets[index] + math.prod(shape) * dtype.itemsize
-            stack.arrays[index] = memory[offsets[index] : end].view(dtype).reshape(shape)
 
     def _match(self, position: int, head: Head, stack: Stack) -> dict[int, NDArray[Any]]:
         """Map the fragment's arrays to stacked ones; refuse a fragment that differs."""
@@ -585,30 +604,14 @@ def _as_tensors(batch: Batch) -> Batch:
     return batch.to_torch()
 
 
-def _on_device(batch: Batch, device: Any) -> Batch:
-    import torch
-
+def _on_device(batch: Batch, device: Device) -> Batch:
     stack = batch.stacked
     assert stack is not None
-    slab = stack.slab.to(device, non_blocking=True)
-    if slab.is_cuda:
-        event: Any = torch.cuda.Event  # Untyped in torch's stubs.
-        stack.copied = event()
-        stack.copied.record(torch.cuda.current_stream(slab.device))
-
-    def leaf(index: int, array: NDArray[Any] | None) -> Any:
-        if array is None:
-            return None
-        end = stack.offsets[index] + array.nbytes
-        bits = slab[stack.offsets[index] : end]
-        return bits.view(_torch_dtype(stack.template[index])).view(array.shape)
-
     loose = {
         name: map_tree(partial(tensor_of, device=device), getattr(batch, name))
         for name in ("model_version", "final_obs_row", "final_obs_step", "final_obs")
     }
-    leaves = [leaf(index, array) for index, array in enumerate(stack.arrays)]
-    return replace(batch, **stack.fields(leaves), **loose)
+    return replace(batch, **stack.fields(stack.copied_to(device)), **loose)
 
 
 def _torch_dtype(stored: StoredArray) -> Any:

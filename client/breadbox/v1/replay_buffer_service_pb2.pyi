@@ -269,18 +269,22 @@ class FetchFragmentsResponse(_message.Message):
     def __init__(self, grant: _Optional[_Union[FetchGrant, _Mapping]] = ..., wait_elapsed: _Optional[_Union[FetchWaitElapsed, _Mapping]] = ...) -> None: ...
 
 class FetchGrant(_message.Message):
-    __slots__ = ("lease", "fragments", "session_id", "model_version", "payloads")
+    __slots__ = ("lease", "fragments", "session_id", "model_version", "payloads", "share_fragment_counts", "step_counts")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FRAGMENT_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
     lease: Lease
     fragments: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentReference]
     session_id: str
     model_version: int
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    share_fragment_counts: _containers.RepeatedScalarFieldContainer[int]
+    step_counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., payloads: _Optional[_Iterable[bytes]] = ..., share_fragment_counts: _Optional[_Iterable[int]] = ..., step_counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchWaitElapsed(_message.Message):
     __slots__ = ("waiting_reason",)

@@ -10,7 +10,7 @@ Invariants:
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -302,6 +302,7 @@ def grant_from_wire(message: pb.FetchFragmentsResponse, request_id: str) -> type
     if message.WhichOneof("result") != "grant":
         return message.wait_elapsed.waiting_reason or "the server gave no reason"
     grant = message.grant
+    step_counts = iter(grant.step_counts)
     return types.LeaseGrant(
         lease_id=grant.lease.lease_id,
         remaining_s=seconds(grant.lease.remaining_duration),
@@ -309,6 +310,9 @@ def grant_from_wire(message: pb.FetchFragmentsResponse, request_id: str) -> type
         session_id=grant.session_id,
         model_version=grant.model_version,
         request_id=request_id,
+        step_counts=tuple(
+            [tuple(islice(step_counts, max(0, count))) for count in grant.share_fragment_counts]
+        ),
     )
 
 

@@ -70,7 +70,7 @@ class AppendClient(Protocol):
 
     def append_many(
         self,
-        fragments: Iterable[Appendable],
+        fragments: Iterable[Any],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,

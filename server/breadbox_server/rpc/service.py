@@ -322,6 +322,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         grant.model_version = outcome.model_version
         grant.payloads.extend(bodies)
         convert.add_references(outcome.fragments, grant.fragments)
+        for step_counts in outcome.step_counts:
+            grant.share_fragment_counts.append(len(step_counts))
+            grant.step_counts.extend(step_counts)
         return response
 
     async def GetPreparedFragments(

@@ -173,7 +173,7 @@ class BufferConfig:
             )
         if self.drop_equal and self.assembly is not AssemblyPolicy.GROUPS:
             raise InvalidArgumentError("drop_equal", "is for `assembly` groups alone")
-        if len(self.drop_equal.encode()) > NUMBER_NAME_BYTES_MAX:
+        if len(self.drop_equal.encode(errors="replace")) > NUMBER_NAME_BYTES_MAX:
             raise InvalidArgumentError(
                 "drop_equal", f"must be at most {NUMBER_NAME_BYTES_MAX} bytes of UTF-8"
             )

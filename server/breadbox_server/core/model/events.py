@@ -96,6 +96,8 @@ class FetchGranted(Event):
     """Seconds since the caller asked."""
     first_delivery: bool
     """False when a repeated request_id got the same grant again."""
+    step_counts: tuple[tuple[int, ...], ...]
+    """By rank, of the fragments of its share; empty for one rank, and if all shares are alike."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,6 +305,7 @@ def _report_granted(
             model_version=grant.model_version,
             wait_s=wait_s,
             first_delivery=lease.reported_count == 0,
+            step_counts=grant.step_counts() if grant.world_size > 1 else (),
         )
     )
     state.counters["fetches_repeated" if lease.reported_count else "fetches_granted"] += 1

@@ -79,6 +79,17 @@ class Grant:
     leases: list[Lease] = field(default_factory=list)
     """By rank."""
     live_count: int = 0
+    _step_counts: tuple[tuple[int, ...], ...] | None = None
+
+    def step_counts(self) -> tuple[tuple[int, ...], ...]:
+        """Return the steps of each fragment, by rank, or nothing if all shares are alike."""
+        if self._step_counts is None:  # Once for all ranks.
+            shares = [
+                tuple([each.step_count for part in lease.share for each in part.chunk.fragments])
+                for lease in self.leases
+            ]
+            self._step_counts = tuple(shares) if len(set(shares)) > 1 else ()
+        return self._step_counts
 
 
 def granted_fragments(
