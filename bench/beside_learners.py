@@ -268,7 +268,8 @@ def binned(episodes: Episodes, steps: int) -> list[float]:
 def _returns(run: Run, trainer: Callable[[Case, int, Path], Episodes], steps: int | None) -> str:
     folder = Path(tempfile.mkdtemp(prefix="beside-"))
     try:
-        case = case_of(run)._replace(**({} if steps is None else {"steps": steps}))
+        case = case_of(run)
+        case = case._replace(steps=steps or case.steps)
         returns = binned(trainer(case, run.seed, folder), case.steps)
     finally:
         shutil.rmtree(folder)

@@ -91,8 +91,8 @@ def test_the_slow_are_named_and_the_sum_of_ends_is_what_each_environment_acted(
         fast.step(T)
         fast.writer.flush()  # Full by then, so it is refused; what came after it is dropped.
         fast.step(2)
-        for each in (fast, slow):
-            each.writer.close()
+        for writer in (fast.writer, slow.writer):
+            writer.close()
         client.end_session("t")
         found = workers()
     acted = {"fast": fast.time, "slow": slow.time}

@@ -1,6 +1,7 @@
 """Masks of actions from the worker's environments to the learner's update, and in evaluation."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def test_no_forbidden_action_is_executed_and_training_on_them_is_finite(
     assert all(bool(each.isfinite().all()) for each in policy.parameters())
 
 
+def has_fragments(service: FakeService, count: int) -> bool:
+    return len(service.fragments) >= count
+
+
 @pytest.mark.parametrize("late", ["mixed", "opponent"])
 def test_agents_with_masks_of_their_own_take_no_forbidden_action(late: str) -> None:
     """With a policy and a buffer for each, or where one plays with earlier versions."""
@@ -111,7 +116,7 @@ def test_agents_with_masks_of_their_own_take_no_forbidden_action(late: str) -> N
     ) as rollout:
         rollout.wait_for_fragments(12)
         for service in services.values():
-            service.wait_until(lambda service=service: len(service.fragments) >= 12)
+            service.wait_until(partial(has_fragments, service, 12))
     for agent, service in services.items():
         for fragment in service.fragments:
             assert not fragment.reward.any(), f"seed {SEED}"

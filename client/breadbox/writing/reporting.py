@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from breadbox.model.errors import (
     BackpressureError,
@@ -103,7 +103,7 @@ class EpisodeReporter:
         self._client = client
         self._steps = steps
         self._every_s = every_s
-        self._options = {} if buffer is None else {"buffer": buffer}
+        self._options: dict[str, Any] = {} if buffer is None else {"buffer": buffer}
         self._reports_max = reports_max
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -207,8 +207,8 @@ class EpisodeReporter:
         if not (batch or workers):
             return True
         try:
-            steps = {"workers": workers} if workers else {}
-            self._client.report_episodes(batch, **steps, **self._options)
+            options = self._options | ({"workers": workers} if workers else {})
+            self._client.report_episodes(batch, **options)
         except ClosedError:
             return False
         except BackpressureError:
