@@ -41,6 +41,13 @@ def test_the_page_follows_from_the_rows(tmp_path: Path) -> None:
     assert {each[:2] for each in CASES} >= {run[:2] for run in rows}
 
 
+def test_no_difference_is_claimed_where_one_shows() -> None:
+    assert "ten seeds show no difference between the three" in PAGE.read_text()
+    lines = [each for each in table(read(DATA)).splitlines() if "| CartPole-v1 | alike |" in each]
+    assert ["10"] * 3 == [each.split("|")[4].strip() for each in lines]
+    assert not [each for each in lines if "*" in each]
+
+
 def test_environments_that_step_together_tell_their_episodes_in_steps_of_all(
     tmp_path: Path,
 ) -> None:
