@@ -399,11 +399,11 @@ def train(run: Run, *, updates: int | None = None) -> dict[str, Any]:
         "seed": run.seed,
         "lost": f"{learner.lost / learner.acted:.3f}",
         "staleness": f"{lag + statistics.fmean(learner.staleness or [0]):.2f}",
-        "returns": " ".join(f"{each:.4g}" for each in _means(bins)),
+        "returns": " ".join(f"{each:.4g}" for each in means(bins)),
     }
 
 
-def _means(bins: Iterable[Sequence[float]]) -> list[float]:
+def means(bins: Iterable[Sequence[float]]) -> list[float]:
     """The mean of each part; where no episode ended, that of the part before, or of the next."""
     means: list[float] = []
     for each in bins:

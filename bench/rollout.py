@@ -22,6 +22,7 @@ from breadbox.model.types import (
     EpisodeReport,
     ModelState,
 )
+from breadbox.writing.reporting import EpisodeReporter
 from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.acting.inference import Inference
 from breadbox_rollout.acting.player import Player, PlayerOptions
@@ -29,7 +30,7 @@ from breadbox_rollout.app import share_interpreter
 from breadbox_rollout.environments.environments import EnvSpec, envs_per_process
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.sending.models import ModelWatcher
-from breadbox_rollout.sending.sender import EpisodeReporter, Sender
+from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
 _SESSION_ID = "bench"

@@ -17,6 +17,7 @@ from breadbox.model.errors import PERMANENT, InvalidRequestError, ReplayBufferEr
 from breadbox.model.types import FragmentMetadata, PayloadReference
 from breadbox.payload.codecs import parse_codec
 from breadbox.transport import heartbeat
+from breadbox.writing.reporting import EpisodeReporter
 from breadbox_policies import PolicyModule, compute_repeatably
 from breadbox_rollout.acting.agents import (
     AgentsEntry,
@@ -39,7 +40,7 @@ from breadbox_rollout.metrics import WorkerCollector, metrics_served
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
-from breadbox_rollout.sending.sender import EpisodeReporter, Sender
+from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.settings import RolloutSettings, check_worker_name, mixed_seed
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
@@ -161,7 +162,7 @@ class _Chain:
             )
             return
         self._reporter = reporter = EpisodeReporter(
-            client, last_steps=lambda: [each.ended() for each in self.player.steps()]
+            client, steps=lambda: [each.ended() for each in self.player.steps()]
         )
         self._sender = Sender(
             client,

@@ -28,7 +28,7 @@ CLOCKED = {"time_s", "fetch_wait_s", "load_s", "update_s", "waiting_reason"}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with start_server() as running:
+    with start_server(options=["--gateway"]) as running:
         yield running
 
 
@@ -113,6 +113,14 @@ def test_the_same_seeds_give_the_same_weights_and_curve_and_others_do_not(
     assert weights != trained(server, tmp_path / "learner", seed=2, options=options)[1]
     said = (tmp_path / "first" / "settings.yaml").read_text().splitlines()
     assert {"seed: 1", "deterministic: true"} <= set(said)
+
+
+def test_a_run_through_the_gateway_is_the_same_as_one_beside_the_store(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    through = ("--store-url", "gateway:")
+    beside = trained(server, tmp_path / "beside")
+    assert beside == trained(server, tmp_path / "through", options=(through, through))
 
 
 def test_a_killed_run_is_repeated_from_its_start_by_new_processes(

@@ -8,7 +8,8 @@ import pytest
 
 from breadbox.model.errors import BackpressureError, UnavailableError
 from breadbox.model.types import EpisodeEnd, EpisodeReport
-from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker
+from breadbox.writing.reporting import EpisodeReporter
+from breadbox_rollout.sending.sender import EpisodeTracker
 from support.eventually import eventually_sync as eventually
 from support.rollout_service import FakeService
 
@@ -181,9 +182,10 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
         assert answered.acquire(timeout=60.0)
     reporter.close(60.0)
     assert (2, 5) == (reporter.reported_count, reporter.lost_count)
-    assert ["episode reports are lost for now: away", "5 episode reports were lost"] == [
-        record.getMessage() for record in caplog.records
-    ]
+    assert [
+        "reports of episodes and steps are lost for now: away",
+        "5 episode reports were lost",
+    ] == [record.getMessage() for record in caplog.records]
 
 
 def test_a_bug_that_ends_the_reporter_is_said_once_and_ends_the_worker_too(

@@ -1,6 +1,7 @@
 """Masks of actions from the worker's environments to the learner's update, and in evaluation."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,39 @@ def test_no_forbidden_action_is_executed_and_training_on_them_is_finite(
         assert np.isfinite(told).all()
         assert number or statistics.staleness_weight == pytest.approx(1.0, abs=1e-4)
     assert all(bool(each.isfinite().all()) for each in policy.parameters())
+
+
+def has_fragments(service: FakeService, count: int) -> bool:
+    return len(service.fragments) >= count
+
+
+@pytest.mark.parametrize("late", ["mixed", "opponent"])
+def test_agents_with_masks_of_their_own_take_no_forbidden_action(late: str) -> None:
+    """With a policy and a buffer for each, or where one plays with earlier versions."""
+    early, other = FakeService(), FakeService()
+    is_opponent = late == "opponent"
+    kinds = {"early": "discrete", "late": "discrete" if is_opponent else late}
+    services = {"early": early} if is_opponent else {"early": early, "late": other}
+    for agent, service in services.items():
+        service.publish("s", 0, policy_weights(policy_of(kinds[agent])))
+    with running_worker(
+        early,
+        ".",
+        spec=EnvSpec(name="support.masked_env:Team", options=kinds),
+        policy="support.masked_env:policy",
+        fragment_steps=8,
+        agents=services,
+        opponents="late" if is_opponent else None,
+        env_count=2,
+        envs_per_process=1,
+    ) as rollout:
+        rollout.wait_for_fragments(12)
+        for service in services.values():
+            service.wait_until(partial(has_fragments, service, 12))
+    for agent, service in services.items():
+        for fragment in service.fragments:
+            assert not fragment.reward.any(), f"seed {SEED}"
+            assert sum(masked_env.COUNTS[kinds[agent]]) == fragment.obs["legal"].shape[1]
 
 
 def test_a_worker_whose_environment_allows_nothing_ends_with_the_key_that_is_at_fault() -> None:

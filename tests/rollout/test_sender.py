@@ -230,17 +230,17 @@ def test_the_steps_of_each_fragment_have_one_end() -> None:
     with bench_of() as bench:
         bench.service.answer = lambda _: outcomes
         fragments = [replace(fragment_of(0), worker_id="v"), fragment_of(1), fragment_of(2)]
-        bench.sender.expect(fragments)
+        bench.sender.steps.expect(fragments)
         bench.put(*fragments[:2])
-        assert {"sending_count": 2} == bench.sender.steps_of("w")
+        assert {"sending_count": 2} == bench.sender.steps.of("w")
         bench.finish()
-        assert 1 == bench.sender.steps_of("v")["admitted_count"]
-        counts = bench.sender.steps_of("w")
+        assert 1 == bench.sender.steps.of("v")["admitted_count"]
+        counts = bench.sender.steps.of("w")
         # The last one had no room, and was not put.
         assert (1, 1, 0) == (
             counts["refused_count"], counts["undelivered_count"], counts.get("sending_count", 0)
         )  # fmt: skip
-        assert {} == bench.sender.steps_of("unknown")
+        assert {} == bench.sender.steps.of("unknown")
 
 
 def test_steps_that_are_not_delivered_within_the_grace_are_reported_before_the_client_closes() -> (
@@ -256,14 +256,14 @@ def test_steps_that_are_not_delivered_within_the_grace_are_reported_before_the_c
 
         def gave_up() -> None:
             assert not bench.service.closed
-            reported.append(bench.sender.steps_of("w"))
+            reported.append(bench.sender.steps.of("w"))
             gate.set()
 
         bench.service.answer = answer
         bench.sender._gave_up = gave_up  # noqa: SLF001 - the fixture makes it without one
-        bench.sender.expect([fragment_of(0)])
+        bench.sender.steps.expect([fragment_of(0)])
         bench.put(fragment_of(0))
         bench.sender.close(0.0)
     assert [{"undelivered_count": 1}] == reported
     # The answer that came later changes nothing: each step is counted once.
-    assert {"undelivered_count": 1} == {k: v for k, v in bench.sender.steps_of("w").items() if v}
+    assert {"undelivered_count": 1} == {k: v for k, v in bench.sender.steps.of("w").items() if v}

@@ -130,3 +130,15 @@ class LateAgent:
 
     def close(self) -> None:
         pass
+
+
+class Team(LateAgent):
+    """The same with a mask of its own kind for each agent; a forbidden step costs all a point."""
+
+    def __init__(self, early: str, late: str) -> None:
+        super().__init__(early)
+        self._alone["late"] = Masked(late)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        seen, rewards, over, cut, infos = super().step(actions)
+        return seen, dict.fromkeys(rewards, sum(rewards.values())), over, cut, infos

@@ -118,7 +118,11 @@ class FakeService:
             return results
 
     def report_episodes(
-        self, episodes: Sequence[EpisodeReport], *, workers: Sequence[WorkerSteps] = ()
+        self,
+        episodes: Sequence[EpisodeReport],
+        *,
+        workers: Sequence[WorkerSteps] = (),
+        buffer: str | None = None,
     ) -> None:
         with self.changed:
             self._check_open()

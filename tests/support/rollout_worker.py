@@ -12,6 +12,7 @@ import torch
 
 from breadbox.model.fragment import Fragment
 from breadbox.transport.heartbeat import Heartbeat
+from breadbox.writing.reporting import EpisodeReporter
 from breadbox_policies import make_policy
 from breadbox_rollout.acting.inference import Inference
 from breadbox_rollout.acting.opponents import Opponents
@@ -20,7 +21,7 @@ from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
-from breadbox_rollout.sending.sender import EpisodeReporter, Sender
+from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 from support.rollout_service import FakeService
 

@@ -1,7 +1,7 @@
 """A client of a step writer, without a server."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from breadbox.model import errors
@@ -15,6 +15,7 @@ from breadbox.model.types import (
     ModelState,
     PayloadReference,
     SchemaPolicy,
+    WorkerSteps,
 )
 
 ADMITTED = AppendResult(AdmissionOutcome.ADMITTED)
@@ -33,6 +34,8 @@ class FakeClient:
         self.may_answer.set()
         self._config = BufferConfig(schema=schema)
         self.begins_when_awaited = ""
+        self.workers: dict[str, WorkerSteps] = {}
+        """The latest report of each worker's steps."""
 
     def append_many(self, fragments: Iterable[Fragment], **_: Any) -> list[AppendResult]:
         assert self.may_answer.wait(10)
@@ -45,6 +48,12 @@ class FakeClient:
             if is_current:
                 self.fragments.append(fragment)
         return answers
+
+    def report_episodes(
+        self, episodes: Any, *, workers: Sequence[WorkerSteps] = (), buffer: str | None = None
+    ) -> None:
+        assert not episodes
+        self.workers |= {each.worker_id: each for each in workers}
 
     def watch_model(self, known: ModelState | None = None, **options: Any) -> ModelState | None:
         assert known is None

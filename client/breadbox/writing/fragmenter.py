@@ -171,6 +171,8 @@ class Fragmenter:
         self.worker_id = worker_id
         self.staleness_max = staleness_max
         self.is_ragged = False
+        self.acted_step_count = 0
+        """Answered steps over the worker's life."""
         self.dropped_step_count = 0
         self.stale_count = 0
         """Fragments that became stale while they were filled, and were dropped."""
@@ -178,7 +180,7 @@ class Fragmenter:
         """Those of them since one was completed."""
         self._spanned = (0.0, 0.0)
         """Steps and versions of the latest fragments, older ones counting half as much each."""
-        self._step_count = step_count
+        self.step_count = step_count
         self._session_id = ""
         self._fragment_index = 0
         self._broken = False
@@ -191,7 +193,7 @@ class Fragmenter:
     def wants_state(self, session_id: str, model_version: int) -> bool:
         """Return True if a step with these labels begins a fragment, so that its state is read."""
         return (
-            self._open.count in (0, self._step_count)
+            self._open.count in (0, self.step_count)
             or session_id != self._session_id
             or self._is_stale(model_version)
             or self._is_due(model_version)
@@ -220,10 +222,10 @@ class Fragmenter:
             self._episode_return, self._episode_length = 0.0, 0
         self._open.write(step)
         self._is_mid_episode = False
-        if self._open.count <= self._step_count:
+        if self._open.count <= self.step_count:
             return fragment
         self._note_span(step.model_version)
-        fragment = self._emit(self._step_count, self._open.obs.row(self._step_count))
+        fragment = self._emit(self.step_count, self._open.obs.row(self.step_count))
         self._open.write(step)
         return fragment
 
@@ -244,6 +246,7 @@ class Fragmenter:
         assert open_.count == open_.answered_count, "the last step has no answer yet"
         if open_.count == 0:
             return None
+        self._note_span(int(open_.model_version[open_.count - 1]))
         self._is_mid_episode = not open_.ended(open_.count - 1)
         return self._emit(open_.count, copied(next_obs))
 
@@ -265,6 +268,7 @@ class Fragmenter:
         if (terminated or truncated) and final_obs is not None:
             open_.end_with(row, final_obs)
         open_.answered_count += 1
+        self.acted_step_count += 1
 
     def abort(self, next_obs: Tree = None) -> None:
         """End the episode because the environment failed; the next pushed step starts a new one.
@@ -358,4 +362,4 @@ class Fragmenter:
 
     def _new_open(self) -> _OpenFragment:
         where = f"fragment {self._fragment_index} of worker {self.worker_id}"
-        return _OpenFragment(self._step_count, where)
+        return _OpenFragment(self.step_count, where)

@@ -5,7 +5,7 @@ Invariants:
     W2  If the buffer takes fragments of any length, a step waits at most about `flush_s` before its
         fragment is sent.
     W3  Every step added is counted as sent, dropped, or waiting. The appender counts the results
-        of sent fragments.
+        of sent fragments. Reports to the server count it under one end of its environment.
 """
 
 import atexit
@@ -48,8 +48,15 @@ from breadbox.model.trees import (
     rows_equal,
 )
 from breadbox.model.trees import row as tree_row
-from breadbox.model.types import AdmissionOutcome, BufferDescription, ModelState, SchemaPolicy
+from breadbox.model.types import (
+    AdmissionOutcome,
+    BufferDescription,
+    ModelState,
+    SchemaPolicy,
+    WorkerSteps,
+)
 from breadbox.shared.process_bound import ProcessBound
+from breadbox.shared.step_ends import REPORT_S
 from breadbox.writing.appender import (
     AppendClient,
     Appender,
@@ -59,6 +66,7 @@ from breadbox.writing.appender import (
 )
 from breadbox.writing.autoreset import Autoreset, StepsAfterEnds, autoreset_of
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
+from breadbox.writing.reporting import EpisodeReporter, ReportClient, SentSteps, worker_steps
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +92,7 @@ SEAM_STEPS_MAX = 4
 """Most steps per such episode: with fewer, the loop probably reads its sensors for each step."""
 
 
-class StepClient(AppendClient, Protocol):
+class StepClient(AppendClient, ReportClient, Protocol):
     """The part of a client that a writer calls; `breadbox.connect` returns one."""
 
     def watch_model(
@@ -122,7 +130,8 @@ class StepWriter(ProcessBound):
         writer.add(obs[None], action[None], [reward], next_obs[None], [terminated], [truncated])
     ```
 
-    Each environment is a worker of the service, named `WORKER_ID-0`, `WORKER_ID-1`, ...
+    Each environment is a worker of the service, named `WORKER_ID-0`, `WORKER_ID-1`, ... The writer
+    reports where its steps went every 5 s, and at its end.
 
     A background thread sends. It retries while the server is unreachable, for the client's
     `reconnect_s`; after that, the next call raises the error. A clean exit of the context sends the
@@ -155,7 +164,7 @@ class StepWriter(ProcessBound):
         options: AppenderOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look up buffer and session, and start two threads.
+        """Look up buffer and session, and start the threads.
 
         Blocks for at most `session_wait_s` plus the time of the client's calls.
 
@@ -242,13 +251,17 @@ class StepWriter(ProcessBound):
         self._refused_count = 0
         self._stale_count = 0
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._is_over = False
+        self._steps_sent = SentSteps()
         self._appender = Appender(
             client,
             options or AppenderOptions(flush_after_s=0.0),
             buffer=buffer,
             unwanted=self._reason_to_drop,
+            ended=self._steps_sent.end,
         )
+        self._reporter = EpisodeReporter(client, steps=self._steps, every_s=REPORT_S, buffer=buffer)
+        self._reporter.start()
         self._thread: threading.Thread | None = None
         if self._is_ragged and flush_s < math.inf:
             self._thread = threading.Thread(
@@ -466,7 +479,11 @@ class StepWriter(ProcessBound):
             self._drop_rest()
             if self._thread is not None:
                 self._thread.join(max_wait_s)
-            self._appender.close(max_wait_s=max_wait_s)
+            try:
+                self._appender.close(max_wait_s=max_wait_s)
+            finally:
+                if not self._appender.counts.pending:  # Otherwise sending continues.
+                    self._reporter.close(0.0)
             _unclosed.discard(self)
 
     def __enter__(self) -> Self:
@@ -556,9 +573,11 @@ class StepWriter(ProcessBound):
                 continue
             fragment = fragmenter.cut(row_view(self._next_obs, index))
             assert fragment is not None
+            self._steps_sent.expect([fragment])
             try:
                 self._appender.append(fragment)
             except BaseException:
+                self._steps_sent.end(fragment, "undelivered")
                 self._dropped += fragment.step_count
                 raise
             self._is_unanswered = True
@@ -569,12 +588,17 @@ class StepWriter(ProcessBound):
     def _cut_all(self) -> None:
         self._cut(lambda each: self._is_ragged or each.answered_count == self._step_count)
 
+    def _steps(self) -> list[WorkerSteps]:
+        with self._changed:
+            steps = [worker_steps(each, self._steps_sent) for each in self._fragmenters]
+            return [each.ended() for each in steps] if self._is_over else steps
+
     def _waiting(self) -> int:
-        return sum([each.answered_count for each in self._fragmenters])
+        return 0 if self._is_over else sum([each.answered_count for each in self._fragmenters])
 
     def _drop_rest(self) -> None:
         with self._changed:
-            count = sum([each.drop_open() for each in self._fragmenters])
+            count, self._is_over = self._waiting(), True
             self._dropped += count
         if count and not self._is_ragged:
             _log.warning(

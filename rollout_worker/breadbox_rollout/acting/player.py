@@ -13,6 +13,7 @@ from breadbox.model.trees import row as tree_row
 from breadbox.model.types import EpisodeEnd, WorkerSteps
 from breadbox.shared.step_ends import slow_advice
 from breadbox.writing.fragmenter import Fragmenter, Step
+from breadbox.writing.reporting import EpisodeReporter, worker_steps
 from breadbox_policies import (
     NotRepeatableError,
     PolicyModule,
@@ -25,7 +26,7 @@ from breadbox_rollout.environments.arrays import GroupArrays
 from breadbox_rollout.environments.origin import policy_text, spaces_text
 from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import NO_MODEL, Model, ModelWatcher
-from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, Sender
+from breadbox_rollout.sending.sender import EpisodeTracker, Sender
 
 logger = logging.getLogger(__name__)
 
@@ -180,8 +181,6 @@ class _Slot:
     answer_count: int = 0
     abort_count: int = 0
     obs_count: int = 0
-    acted_count: int = 0
-    """Answered steps over the worker's life."""
     next_task: str | None = None
     """Task of the episode that begins, if the environment named it."""
 
@@ -296,7 +295,6 @@ class Player(Participant):
         )
         slot.tracker.reward(reward)
         self.step_count += 1
-        slot.acted_count += 1
         if ended:
             self._end(slot, EpisodeEnd.TERMINATED if terminated else EpisodeEnd.TRUNCATED, returns)
 
@@ -319,17 +317,7 @@ class Player(Participant):
         return [self._steps(slot) for slots in self._slots for slot in slots]
 
     def _steps(self, slot: _Slot) -> WorkerSteps:
-        fragmenter = slot.fragmenter
-        return WorkerSteps(
-            worker_id=fragmenter.worker_id,
-            task=slot.tracker.task,
-            acted_count=slot.acted_count,
-            filling_count=fragmenter.answered_count,
-            dropped_count=fragmenter.dropped_step_count,
-            fragment_step_count=self._options.fragment_steps,
-            steps_per_version=fragmenter.steps_per_version,
-            **self.sender.steps_of(fragmenter.worker_id),
-        )
+        return worker_steps(slot.fragmenter, self.sender.steps, task=slot.tracker.task)
 
     def fragments(self) -> Counter[str]:
         counts = Counter(self.sender.counts())
@@ -390,7 +378,7 @@ class Player(Participant):
 
     def _counted(self, fragments: list[Fragment]) -> list[Fragment]:
         self.fragment_count += len(fragments)
-        self.sender.expect(fragments)
+        self.sender.steps.expect(fragments)
         return fragments
 
     def _cut(self, slots: list[_Slot], states_before: list[State], played: Round) -> list[Fragment]:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,17 +16,12 @@ from breadbox.model.errors import (
     ReplayBufferError,
     TlsError,
 )
-from breadbox.model.types import (
-    BufferDescription,
-    EpisodeReport,
-    ModelState,
-    SchemaPolicy,
-    WorkerSteps,
-)
+from breadbox.model.types import BufferDescription, ModelState, SchemaPolicy
 from breadbox.writing.appender import AppendClient
+from breadbox.writing.reporting import ReportClient
 
 
-class Service(AppendClient, Protocol):
+class Service(AppendClient, ReportClient, Protocol):
     """A thread-safe client of the worker's buffer, like `breadbox.Client`."""
 
     def watch_model(
@@ -38,11 +33,6 @@ class Service(AppendClient, Protocol):
         self, newer_than: ModelState | None = None
     ) -> tuple[ModelState, dict[str, Any]] | None:
         """See `breadbox.Client.load_model`."""
-
-    def report_episodes(
-        self, episodes: Sequence[EpisodeReport], *, workers: Sequence[WorkerSteps] = ()
-    ) -> None:
-        """See `breadbox.Client.report_episodes`."""
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
         """See `breadbox.Client.get_buffer`."""

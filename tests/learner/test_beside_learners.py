@@ -1,0 +1,102 @@
+"""`bench.beside_learners`: what it counts and compares, and the published page."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from bench.beside_learners import (
+    BINS,
+    CASES,
+    COMMAND,
+    DATA,
+    OURS,
+    PAGE,
+    SEEDS,
+    Run,
+    binned,
+    episodes_in,
+    make,
+    missing,
+    read,
+    swapped_p,
+    table,
+    twin_of,
+)
+from bench.report import write_into
+
+SIDES = [OURS, "Stable-Baselines3", "CleanRL"]
+
+
+def row(run: Run, value: float) -> dict[str, str]:
+    return {"returns": " ".join([str(value)] * BINS)}
+
+
+def test_the_page_follows_from_the_rows(tmp_path: Path) -> None:
+    rows = read(DATA)
+    again = tmp_path / "learning.md"
+    shutil.copy(PAGE, again)
+    write_into(again, table(rows), COMMAND)
+    assert PAGE.read_text() == again.read_text()
+    assert {BINS} == {len(each["returns"].split()) for each in rows.values()}
+    assert {each[:2] for each in CASES} >= {run[:2] for run in rows}
+
+
+def test_no_difference_is_claimed_where_one_shows() -> None:
+    assert "ten seeds show no difference between the three" in PAGE.read_text()
+    lines = [each for each in table(read(DATA)).splitlines() if "| CartPole-v1 | alike |" in each]
+    assert ["10"] * 3 == [each.split("|")[4].strip() for each in lines]
+    assert not [each for each in lines if "*" in each]
+
+
+def test_environments_that_step_together_tell_their_episodes_in_steps_of_all(
+    tmp_path: Path,
+) -> None:
+    envs = [make("CartPole-v1", str(tmp_path)) for _ in range(2)]
+    lengths = []
+    for env, count in zip(envs, (1, 2), strict=True):
+        for seed in range(count):
+            env.reset(seed=10 * count + seed)
+            lengths.append(1)
+            while not any(env.step(0)[2:4]):
+                lengths[-1] += 1
+        env.close()
+    first, second, third = lengths
+    told = [(first, first), (second, second), (second + third, third)]
+    assert sorted((2 * end, float(total)) for end, total in told) == sorted(episodes_in(tmp_path))
+
+
+def test_returns_are_those_of_the_episodes_that_ended_in_each_part() -> None:
+    steps = 100 * BINS
+    told = binned([(100, 1.0), (101, 2.0), (150, 4.0), (steps, 8.0), (steps + 1, 99.0)], steps)
+    assert [1.0, *[3.0] * (BINS - 2), 8.0] == told
+
+
+def test_sides_are_compared_from_ten_seeds_on() -> None:
+    case = CASES[0]
+    rows = {
+        Run(*case[:2], side, seed): row(Run(*case[:2], side, seed), 100.0 * place + seed)
+        for place, side in enumerate(SIDES)
+        for seed in range(SEEDS - (side == "CleanRL"))
+    }
+    ours, sb3, cleanrl = table(rows).splitlines()[2:]
+    assert ours.endswith("| 10 | 4 (3 to 6) | 4 (3 to 6) |  |  |")
+    assert sb3.endswith("| 10 | 104 (103 to 106) | 104 (103 to 106) | 0.000 * | 0.000 * |")
+    assert cleanrl.endswith("| 9 | 204 (202 to 206) | 204 (202 to 206) |  |  |")
+    left = list(missing(rows, SEEDS, SIDES))
+    assert Run(*case[:2], "CleanRL", SEEDS - 1) == left[0]
+    assert len(left) == len(CASES) * SEEDS * len(SIDES) - len(rows)
+
+
+def test_a_difference_is_as_likely_as_the_ways_to_deal_it_out() -> None:
+    usual = [float(seed) for seed in range(10)]
+    assert 1.0 == swapped_p(usual, usual)
+    assert swapped_p(usual, [each + 0.1 for each in usual]) > 0.9
+    assert swapped_p(usual, [each + 5.0 for each in usual]) == pytest.approx(0.002, abs=0.002)
+
+
+def test_what_is_the_same_for_cleanrl_is_trained_once() -> None:
+    own = Run("CartPole-v1", "own", "CleanRL", 3)
+    alike = own._replace(settings="alike")
+    assert (alike, own) == (twin_of(own), twin_of(alike))
+    assert twin_of(own._replace(side=OURS)) is None
+    assert twin_of(own._replace(env_id="Pendulum-v1")) is None
