@@ -18,6 +18,8 @@ from bench.freshness import (
     DEFAULT,
     ENVS,
     FRAGMENT_STEPS,
+    LAGS,
+    LIMITS,
     SEEDS,
     TASKS,
     TUNING_SEEDS,
@@ -45,8 +47,6 @@ from bench.freshness_page import (
     holm,
     interval,
     judged,
-    lag_table,
-    limit_table,
     over_tasks,
     paired_p,
     recommended,
@@ -263,25 +263,74 @@ def test_the_defaults_follow_from_the_rows(rows: Mapping[Run, Mapping[str, str]]
     assert recommended(limits, DEFAULT_LIMIT) == BufferConfig().staleness_max
 
 
-def test_what_the_page_says_of_cartpole_holds(rows: Mapping[Run, Mapping[str, str]]) -> None:
-    found = judged(rows, "CartPole", "lag")
+def test_what_the_page_says_of_corrections_holds(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    arms = over_tasks(rows, "lag")
+    ps = against(arms, DEFAULT)
+    assert ["none"] == [arm for arm, p in ps.items() if p < SIGNIFICANT]
+    assert sum(arms["none"]) < sum(arms[DEFAULT])
     ends = {
-        (cell.lag, cell.correction): [at_end(row) for row in each] for cell, each in found.items()
+        (task, cell.lag, cell.correction): [at_end(row) for row in each]
+        for task in TASKS
+        for cell, each in judged(rows, task, "lag").items()
     }
-    assert (4, 4) == (sum(e < 60 for e in ends[8, "none"]), sum(e > 460 for e in ends[8, "none"]))
-    assert min(ends[8, DEFAULT]) > 160
-    for world, default in (("lag", DEFAULT), ("limit", DEFAULT_LIMIT)):
-        assert min(against(over_tasks(rows, world), default).values()) >= SIGNIFICANT
-    # The table's one star is in the column of the area, against fresh data.
-    starred = [line for line in lag_table(rows, "CartPole").splitlines() if "*" in line]
-    assert ["| 8 | V-trace 2 |"] == [line[:17] for line in starred]
-    assert starred[0].endswith("* |")
-    assert "*" not in limit_table(rows, "CartPole")
-    lost = {
-        cell.limit: sum(float(row["lost"]) for row in each) / len(each)
-        for cell, each in judged(rows, "CartPole", "limit").items()
+    for task, lag in (("Acrobot", 8), ("Recall", 8), ("Pendulum", 2)):
+        arms_of = {each: ends[task, lag, each] for each in CORRECTIONS}
+        assert against(arms_of, DEFAULT)["none"] < SIGNIFICANT
+        assert sum(arms_of["none"]) < sum(arms_of[DEFAULT])
+    none = ends["CartPole", 8, "none"]
+    assert (4, 4) == (sum(e < 60 for e in none), sum(e > 460 for e in none))
+    assert min(ends["CartPole", 8, DEFAULT]) > 160
+
+
+def test_what_the_page_says_of_lag_holds(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    marks = {task: lag_marks(rows, task) for task in TASKS}
+    lagged = {(lag, each) for lag in LAGS if lag for each in CORRECTIONS}
+    assert lagged == marks["Pendulum"]["area"] == marks["Recall"]["area"] == marks["Recall"]["end"]
+    for task in ("CartPole", "Acrobot"):
+        assert not {(2, DEFAULT), (8, DEFAULT)} & (marks[task]["area"] | marks[task]["end"])
+
+
+def lag_marks(
+    rows: Mapping[Run, Mapping[str, str]], task: str
+) -> dict[str, set[tuple[int | None, str]]]:
+    """The lags and corrections that differ from fresh data, in the measures at the end and area."""
+    found = judged(rows, task, "lag")
+    fresh = next(cell for cell in found if cell.lag == 0)
+    measures = {"end": at_end, "area": area}
+    return {
+        name: {
+            (cell.lag, cell.correction)
+            for cell, p in against(
+                {cell: [measure(row) for row in each] for cell, each in found.items()}, fresh
+            ).items()
+            if p < SIGNIFICANT
+        }
+        for name, measure in measures.items()
     }
-    assert [0.5, 0.03] == pytest.approx([lost[0], lost[8]], abs=0.03)
+
+
+def test_what_the_page_says_of_limits_holds(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    assert min(against(over_tasks(rows, "limit"), DEFAULT_LIMIT).values()) >= SIGNIFICANT
+    ends, areas, lost = {}, {}, {}
+    for task in TASKS:
+        for cell, each in judged(rows, task, "limit").items():
+            ends[task, cell.limit] = [at_end(row) for row in each]
+            areas[task, cell.limit] = [area(row) for row in each]
+            lost[task, cell.limit] = sum(float(row["lost"]) for row in each) / len(each)
+    for task in TASKS:
+        assert [0.5, 0.03] == pytest.approx([lost[task, 0], lost[task, 8]], abs=0.03)
+
+    def lower(task: str, limit: int) -> bool:
+        arms = {each: ends[task, each] for each in LIMITS}
+        return against(arms, DEFAULT_LIMIT)[limit] < SIGNIFICANT and (
+            sum(arms[limit]) < sum(arms[DEFAULT_LIMIT])
+        )
+
+    found = {(task, limit) for task in TASKS for limit in LIMITS if limit != DEFAULT_LIMIT}
+    assert {("Recall", 0), ("Acrobot", 1)} == {each for each in found if lower(*each)}
+    recall = {limit: areas["Recall", limit] for limit in LIMITS}
+    assert 4 == max(recall, key=lambda limit: sum(recall[limit]))
+    assert against(recall, DEFAULT_LIMIT)[4] < SIGNIFICANT
 
 
 def test_a_published_row_comes_out_again(rows: Mapping[Run, Mapping[str, str]]) -> None:
