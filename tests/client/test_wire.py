@@ -151,6 +151,7 @@ def test_every_field_of_a_buffers_state_is_read() -> None:
         hold="the journal's disk is full",
         session_users="a learner called",
         latest_request_id="r",
+        ticket_waiting_reason="all 6 tickets of version 2 are held",
         counters={"b": 2, "a": 1},
         chunk_count_by_staleness={1: 3, 0: 4},
         quarantined=[

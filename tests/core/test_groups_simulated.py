@@ -341,7 +341,10 @@ def test_with_tickets_each_ends_once_and_no_more_groups_are_begun_than_are_taken
         if name.startswith("tickets_ended") and count
     }
     assert counters["tickets_given"] == sum(ended.values())
-    expected = {"group_ended", "given_back", "expired"}
-    assert {f"tickets_ended_{each}" for each in expected} == set(ended)
-    assert {"complete", "lost", "given_back"} <= set(simulation.reasons.values())
+    # Of few it may be that none is given back, or expires.
+    rare = {"tickets_ended_given_back", "tickets_ended_expired"} if members < MEMBERS[-1] else set()
+    expected = {f"tickets_ended_{each}" for each in ("group_ended", "given_back", "expired")}
+    assert (expected, set()) == (set(ended) | rare, set(ended) - expected)
+    found = set(simulation.reasons.values())
+    assert {"complete", *([] if rare else ["lost", "given_back"])} <= found
     assert counters["groups_complete"] > 0.6 * counters["tickets_given"]

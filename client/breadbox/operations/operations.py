@@ -246,7 +246,7 @@ class Context:
         if version is None:
             return
         request: Any = call.request
-        session_id = getattr(answer, "session_id", "") or request.session_id
+        session_id = getattr(answer, "session_id", "") or getattr(request, "session_id", "")
         key = (getattr(request, "buffer", "") or request.name, session_id)
         newest, references = self._newest.get(key), getattr(answer, "fragments", ())
         if newest is None and references:
