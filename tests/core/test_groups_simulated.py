@@ -342,9 +342,12 @@ def test_with_tickets_each_ends_once_and_no_more_groups_are_begun_than_are_taken
     }
     assert counters["tickets_given"] == sum(ended.values())
     # Of few it may be that none is given back, or expires.
-    rare = {"tickets_ended_given_back", "tickets_ended_expired"} if members < MEMBERS[-1] else set()
+    few = members < MEMBERS[-1]
+    rare = {"tickets_ended_given_back", "tickets_ended_expired"} if few else set()
     expected = {f"tickets_ended_{each}" for each in ("group_ended", "given_back", "expired")}
     assert (expected, set()) == (set(ended) | rare, set(ended) - expected)
-    found = set(simulation.reasons.values())
-    assert {"complete", *([] if rare else ["lost", "given_back"])} <= found
+    # With a least count, what lacks a member that is given back is partial.
+    seldom = {"given_back"} if config.group_min else set()
+    wanted = {"complete"} if rare else {"complete", "lost", "given_back"} - seldom
+    assert wanted <= set(simulation.reasons.values())
     assert counters["groups_complete"] > 0.6 * counters["tickets_given"]

@@ -28,6 +28,7 @@ IMAGES: Schema = (
     SchemaArray("obs.image", "|u1", (84, 84, 3)),
     SchemaArray("reward", "<f4", ()),
 )
+SEQUENCES: Schema = (SchemaArray("tokens.ids", "<i8", ()),)
 FLOATS: Schema = (IMAGES[0], SchemaArray("obs.image", "<f4", (84, 84)), IMAGES[2])
 
 
@@ -89,6 +90,23 @@ def test_what_differs_is_named(world: World, got: Schema, named: tuple[str, str,
     tell(world, 7, IMAGES)
     with pytest.raises(SchemaMismatchError) as refused:
         tell(world, 8, got)
+    assert named == (refused.value.path, refused.value.wanted, refused.value.got)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (IMAGES, SEQUENCES, ("kind", "fragments of steps", "sequences of tokens")),
+        (SEQUENCES, IMAGES, ("kind", "sequences of tokens", "fragments of steps")),
+    ],
+    ids=["steps first", "tokens first"],
+)
+def test_steps_and_tokens_do_not_share_a_session(
+    world: World, first: Schema, second: Schema, named: tuple[str, str, str]
+) -> None:
+    tell(world, 7, first)
+    with pytest.raises(SchemaMismatchError, match="a buffer of their own") as refused:
+        tell(world, 8, second)
     assert named == (refused.value.path, refused.value.wanted, refused.value.got)
 
 
