@@ -40,6 +40,7 @@ from breadbox_server.core.model.events import (
     LeaseEnded,
     ModelChanged,
     PayloadsDisposable,
+    RequestRefused,
     RoomWaitEnded,
     TicketsTaken,
     TicketWaitElapsed,
@@ -60,7 +61,7 @@ from breadbox_server.core.model.inputs import (
     TakeTickets,
 )
 from breadbox_server.core.rules.tickets import GROUP_PREFIX
-from breadbox_server.journal.durable_core import DurableCore, Outcome, Refused
+from breadbox_server.journal.durable_core import DurableCore, Outcome
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import (
@@ -402,7 +403,7 @@ class Driver:
                 when_settled(partial(self._model_settled, event.buffer))
             elif type(event) is RoomWaitEnded:
                 self.appends.queue.end_wait(event)
-            elif isinstance(event, Outcome | Refused):
+            elif isinstance(event, Outcome | RequestRefused):
                 when_settled(partial(self.core.wake, event))
         if disposable:
             self.appends.quotas.let_go(disposable)

@@ -30,8 +30,7 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import (
     Event,
     FetchGranted,
-    FetchRefused,
-    TicketsRefused,
+    RequestRefused,
     TicketsTaken,
     TicketWaitElapsed,
     WaitElapsed,
@@ -57,7 +56,6 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 Outcome = FetchGranted | WaitElapsed | TicketsTaken | TicketWaitElapsed
-Refused = FetchRefused | TicketsRefused
 
 TOLD_AT_ONCE: Final = (
     AppendsFullError,
@@ -159,17 +157,17 @@ class DurableCore:
         self._give_back(granted)
         self.pump()
 
-    def wake(self, event: Outcome | Refused) -> None:
+    def wake(self, event: Outcome | RequestRefused) -> None:
         """Wake the request that waits for an outcome, which is durable."""
         future = self._callers.get(event.caller_id)
         if future is None or future.done():
             self._give_back(event)
-        elif isinstance(event, Refused):
+        elif isinstance(event, RequestRefused):
             future.set_exception(event.error)
         else:
             future.set_result(event)
 
-    def _give_back(self, outcome: Outcome | Refused) -> None:
+    def _give_back(self, outcome: Outcome | RequestRefused) -> None:
         if isinstance(outcome, FetchGranted):
             self._decide_if_it_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
         elif isinstance(outcome, TicketsTaken):
