@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from breadbox.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
-from breadbox.model.fragment import Fragment, the_sequence
+from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.types import (
     Device,
@@ -136,7 +136,7 @@ class Lease(Granted):
         """
         with closing(self.fragments(columns=columns)) as loaded:
             for each in loaded:
-                yield the_sequence(each)
+                yield checked_sequence(each)
 
     @overload
     def batches(

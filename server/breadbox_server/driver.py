@@ -245,7 +245,7 @@ class Driver:
         return await self.core.carry_out(start)
 
     async def fetch(self, command: Fetch) -> FetchGranted | WaitElapsed:
-        """Wait for fragments; appends need not wait for a call that waits itself."""
+        """Wait for fragments. Learners' calls go before appends, but not while they wait."""
         precedence = self.appends.queue.precedence
         precedence.end()
         try:
@@ -256,7 +256,12 @@ class Driver:
     async def take_tickets(
         self, command: TakeTickets, caller: Caller
     ) -> TicketsTaken | TicketWaitElapsed:
-        """Wait for tickets, of which a holder has at most `TICKETS_HELD_MAX`."""
+        """Wait for tickets.
+
+        Raises PermissionDeniedError if the caller may not append to their groups, and
+        QuotaFullError if its holder would have more than `TICKETS_HELD_MAX`, those that its other
+        requests wait for included.
+        """
 
         def check() -> None:
             self.core.check_serving()

@@ -4,9 +4,11 @@ Only a `DurableCore` gives the core inputs, from the loop's thread, and every in
 without an `await`: there is no lock. A turn's effects (replies, grants, deletions) happen once it
 is durable, immediately without a journal.
 
-    call        one input                        carry_out   several, with what they rest on
-    wait        a fetch; its outcome comes later   look      what is there
-    decide      one of the many of a slice, which `pump` ends
+    call        give one input
+    carry_out   look, and give inputs, in one step
+    wait        give a request whose outcome comes later, as an event
+    look        look, and give nothing
+    decide      give one of several inputs; after the last the caller calls `pump`
 """
 
 import asyncio
@@ -102,14 +104,20 @@ class DurableCore:
         return await self.carry_out(partial(self.apply_now, command))
 
     async def carry_out(self, step: Callable[[], Found]) -> Found:
-        """Run a step that looks at the core and gives it inputs; return its result once durable."""
+        """Run a step that looks at the core and gives it inputs; return its result once durable.
+
+        The step runs to its end without an `await`. A cancel leaves what it gave applied.
+        """
         self.turns.check_room()
         found = await self.look(step)
         await self.turns.settled()
         return found
 
     async def look(self, question: Callable[[], Found]) -> Found:
-        """Return what a question finds in the core; a refusal as in `durable_refusals`."""
+        """Return what a question finds in the core, durable or not.
+
+        What it raises is raised once its cause is durable: see `durable_refusals`.
+        """
         async with self.durable_refusals():
             return question()
 
