@@ -6,7 +6,7 @@ is durable, immediately without a journal.
 
     call        give one input
     carry_out   look, and give inputs, in one step
-    wait        give a request whose outcome comes later, as an event
+    wait        give a request; its outcome comes later, as an event
     look        look, and give nothing
     decide      give one of several inputs; after the last the caller calls `pump`
 """
