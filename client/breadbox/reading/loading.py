@@ -118,8 +118,7 @@ def units_of(references: Sequence[FragmentReference]) -> list[list[FragmentRefer
     units: list[list[FragmentReference]] = []
     for each in references:
         last = units[-1][-1] if units else None
-        # All members of a group are discontinuities; of a chunk of consecutive fragments at most the
-        # first is.
+        # All members of a group are discontinuities; of other chunks, at most the first fragment.
         if (
             last is not None
             and each.metadata.discontinuity
