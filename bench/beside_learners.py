@@ -42,14 +42,14 @@ COMMAND = "python -m bench.beside_learners --page"
 SEEDS = 10
 """Seeds from which on two sides are compared."""
 BINS = 20
-"""Parts of a training that its returns are told of."""
+"""Parts of a training, by environment steps; a row has the mean return of each."""
 LIMIT_S = 3600.0
 SIGNIFICANT = 0.05
 OURS = "Breadbox"
 
 
 class Case(NamedTuple):
-    """A task, and what each side is told. What is not said is the side's own default."""
+    """A task, and the settings of each side; all others are the side's own defaults."""
 
     env_id: str
     settings: str

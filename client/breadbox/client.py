@@ -318,8 +318,8 @@ class Client(ProcessBound):
 
         Returns the ends of groups of the current session after the end numbered `after`, in their
         order, at most 1024; or nothing if there is none after `max_wait_s`. The server remembers
-        the ends of `workers_max` groups, over restarts too. After a number that no group has had,
-        as in a buffer that was made anew, come all.
+        the ends of `workers_max` groups, over restarts too. If no group has had the number `after`,
+        such as in a buffer that was made anew, all ends are returned.
         """
         return self._run(operations.group_ends, buffer, after, max_wait_s)
 
@@ -340,19 +340,22 @@ class Client(ProcessBound):
                 ticket.give_back()  # Nothing was generated for it.
         ```
 
-        The buffer needs `groups_per_version`. A ticket is free as long as fewer groups than
-        `(lead_versions + 1) * groups_per_version` are open, complete, or delivered at the current
-        version; requests get tickets in order of arrival. A ticket ends with its group, or
-        `lease_s` seconds after the latest renewal.
+        Blocks until one is free, for at most `max_wait_s`, and returns as many as are free then. A
+        ticket is free as long as fewer groups than `(lead_versions + 1) * groups_per_version` are
+        open, complete, or delivered at the current version. Requests get tickets in order of
+        arrival. A ticket ends with its group, or `lease_s` seconds after the latest renewal.
 
         Args:
-            count: The most tickets to take, at most 1024.
+            count: Most tickets to take, 1 to 1024.
             max_wait_s: Seconds to wait for the first free ticket, or None to wait without end.
-            lease_s: Seconds that a ticket lives.
+            lease_s: Seconds that a ticket lives without a renewal.
             buffer: The buffer, or None for the client's.
 
         Raises:
             WaitElapsedError: None was free in time; it says what the request waited for.
+            InvalidRequestError: The buffer has no groups, or its `groups_per_version` is 0.
+            BackpressureError: The client's token holds, or waits for, too many tickets; or too many
+                requests wait.
         """
         grant = self._run(operations.take_tickets, buffer, count, max_wait_s, lease_s)
         made = buffer or self.buffer

@@ -240,7 +240,7 @@ def _nothing_arrives(seen: _Seen) -> _Judgement | None:
         "NOTHING_ARRIVES",
         f"No fragment arrived in the {seen.watched_s:.1f} s watched; the buffer holds "
         f"{counted(seen.state.chunk_count, 'chunk')} and has seen "
-        f"{counted(seen.state.worker_count, seen.sender)} in this session.{_lacking(seen)}",
+        f"{counted(seen.state.worker_count, seen.sender)} in this session.{_of_groups(seen)}",
         [
             "Check that rollout workers run, and reach this server: `breadbox doctor` there.",
             "An environment that takes long for a fragment looks the same: watch for longer.",
@@ -303,18 +303,18 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
     )
 
 
-def _lacking(seen: _Seen) -> str:
+def _of_groups(seen: _Seen) -> str:
     """Describe groups that lack members, groups dropped as equal, and requests for tickets."""
     equal, name = seen.state.counters.get("groups_equal", 0), seen.config.drop_equal or "number"
-    besides = ""
+    rest = ""
     if equal:
-        besides = f" Dropped because all members had one {name}: {counted(equal, 'group')}."
+        rest = f" Dropped because all members had one {name}: {counted(equal, 'group')}."
     if waiting_count := seen.state.ticket_waiter_count:
         requests = counted(waiting_count, "request")
-        besides += f" Waiting for tickets: {requests}; {seen.state.ticket_waiting_reason}."
+        rest += f" Waiting for tickets: {requests}; {seen.state.ticket_waiting_reason}."
     groups = seen.state.open_groups[:3]
     if not groups:
-        return besides
+        return rest
     size, parts = seen.fragments_per_chunk, []
     for group, count, members, silent_s in groups:
         more = f" and {size - count - len(members)} more" if size - count > len(members) else ""
@@ -322,7 +322,7 @@ def _lacking(seen: _Seen) -> str:
         listed = ", ".join(map(str, members))
         parts.append(f"group {group!r} lacks member{plural} {listed}{more} for {silent_s:.0f} s")
     open_groups = counted(seen.state.open_chunk_count, "open group")
-    return f" Of {open_groups}, {'; '.join(parts)}.{besides}"
+    return f" Of {open_groups}, {'; '.join(parts)}.{rest}"
 
 
 def _left_out(seen: _Seen) -> _Judgement | None:
@@ -352,7 +352,7 @@ def _too_few(seen: _Seen, needed: int) -> _Judgement | None:
     else:
         headline += (
             f"none was completed in {seen.watched_s:.1f} s, {seen.state.open_chunk_count} are open "
-            f"and need {counted(seen.fragments_per_chunk, 'fragment')} each.{_lacking(seen)}"
+            f"and need {counted(seen.fragments_per_chunk, 'fragment')} each.{_of_groups(seen)}"
         )
     advice = ["Add workers, or fetch fewer fragments at a time."]
     if (seen.config.uses_max or 1) == 1:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from breadbox.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
-from breadbox.model.fragment import Fragment, the_sequence
+from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.types import (
     Device,
@@ -136,7 +136,7 @@ class Lease(Granted):
         """
         with closing(self.fragments(columns=columns)) as loaded:
             for each in loaded:
-                yield the_sequence(each)
+                yield checked_sequence(each)
 
     @overload
     def batches(
@@ -232,11 +232,10 @@ class Lease(Granted):
         Each iteration blocks until the next micro-batch is loaded; two are loaded ahead.
 
         Args:
-            max_tokens: Most tokens of a micro-batch, or None for one batch of all sequences. The
-                sequences are dealt out, so that micro-batches have about as many tokens each. All
-                ranks of a fetch get as many micro-batches, whatever their sequences, if they ask
-                for the same. The last are empty if a rank has fewer sequences than another needs
-                micro-batches.
+            max_tokens: Most tokens of a micro-batch, or None for one batch of all sequences.
+                Micro-batches have about the same number of tokens each. All ranks of a fetch that
+                ask for the same `max_tokens` get the same number of micro-batches. The last ones of
+                a rank are empty if it has fewer sequences than another rank needs micro-batches.
             device: Device of torch tensors, such as "cuda", or None for numpy arrays.
             columns: Tokens and contexts to load, by name ("ids") or path ("tokens.ids",
                 "context"), or None for all.
@@ -374,9 +373,9 @@ class Ticket(HeldTicket):
             ticket.give_back()  # Nothing was generated for it.
     ```
 
-    It is renewed while open, and ends with its group. A clean exit stops renewing it: members that
-    lack may come from other processes, until its lease ends. An exception gives it back. If it
-    expires before the first member, the group ends as `lost`.
+    It is renewed while open, and ends with its group. A clean exit stops renewing it; other
+    processes may still append members. An exception gives it back. If it expires before the first
+    member, the group ends as `lost`; with members, the group stays open without a ticket.
     """
 
     def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
@@ -386,15 +385,18 @@ class Ticket(HeldTicket):
         self._renewal: BackgroundTask | None = None
 
     def give_back(self, member: int | None = None) -> None:
-        """Say that the group, or one member of it, will not come.
+        """Say that the rest of the group, or one member of it, will not come.
 
         ```python
         ticket.give_back(member=1)
         ```
 
-        A group ends as `given_back`, or, if at least `group_min` members are there, as `partial`.
-        Without one member it goes on, as long as it can have `group_min` members. If the group has
-        ended, nothing changes.
+        Without a member, the group ends immediately: as `partial` if at least `group_min` members
+        are there, else as `given_back`. With one, it waits for the others as long as it can still
+        have `group_min` members, else it ends as `given_back`. If it has ended, nothing changes.
+
+        Args:
+            member: Number of the member that will not come, or None for all that lack.
 
         Raises:
             TicketNotFoundError: The ticket has expired.

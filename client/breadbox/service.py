@@ -254,7 +254,8 @@ class Service:
         grant = client.service.take_tickets(2, buffer="paced")
         ```
 
-        A repeated `request_id` gets the same tickets. Without one it is random.
+        A repeated `request_id` gets the same tickets; None makes one. Nothing renews the tickets:
+        call `renew_ticket`.
         """
         return self._interpreter.run(
             operations.take_tickets(

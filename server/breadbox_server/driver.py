@@ -40,6 +40,7 @@ from breadbox_server.core.model.events import (
     LeaseEnded,
     ModelChanged,
     PayloadsDisposable,
+    RequestRefused,
     RoomWaitEnded,
     TicketsTaken,
     TicketWaitElapsed,
@@ -60,7 +61,7 @@ from breadbox_server.core.model.inputs import (
     TakeTickets,
 )
 from breadbox_server.core.rules.tickets import GROUP_PREFIX
-from breadbox_server.journal.durable_core import DurableCore, Outcome, Refused
+from breadbox_server.journal.durable_core import DurableCore, Outcome
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import (
@@ -244,7 +245,7 @@ class Driver:
         return await self.core.carry_out(start)
 
     async def fetch(self, command: Fetch) -> FetchGranted | WaitElapsed:
-        """Wait for fragments; appends need not wait for a call that waits itself."""
+        """Wait for fragments. Learners' calls go before appends, but not while they wait."""
         precedence = self.appends.queue.precedence
         precedence.end()
         try:
@@ -255,7 +256,12 @@ class Driver:
     async def take_tickets(
         self, command: TakeTickets, caller: Caller
     ) -> TicketsTaken | TicketWaitElapsed:
-        """Wait for tickets, of which a holder has at most `TICKETS_HELD_MAX`."""
+        """Wait for tickets.
+
+        Raises PermissionDeniedError if the caller may not append to their groups, and
+        QuotaFullError if its holder would have more than `TICKETS_HELD_MAX`, those that its other
+        requests wait for included.
+        """
 
         def check() -> None:
             self.core.check_serving()
@@ -402,7 +408,7 @@ class Driver:
                 when_settled(partial(self._model_settled, event.buffer))
             elif type(event) is RoomWaitEnded:
                 self.appends.queue.end_wait(event)
-            elif isinstance(event, Outcome | Refused):
+            elif isinstance(event, Outcome | RequestRefused):
                 when_settled(partial(self.core.wake, event))
         if disposable:
             self.appends.quotas.let_go(disposable)

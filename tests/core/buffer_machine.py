@@ -36,8 +36,8 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import (
     Event,
     FetchGranted,
-    FetchRefused,
     PayloadsDisposable,
+    RequestRefused,
     RoomWaitEnded,
     StepsEnd,
     StepsEnded,
@@ -778,7 +778,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.model.discard_silent(self.now)
         self.buffers.apply(UpdateBuffer(B, config), now=self.now)
         events = self.buffers.take_events()
-        refusals = [event for event in events if isinstance(event, FetchRefused)]
+        refusals = [event for event in events if isinstance(event, RequestRefused)]
         assert [event.caller_id for event in refusals[: len(refused)]] == refused
         told = refusals[: len(refused)]
         self.follow([event for event in events if event not in told])
@@ -883,7 +883,7 @@ class BufferMachine(RuleBasedStateMachine):
                     caller = self.model.remove_caller(caller_id)
                     assert caller is not None
                     assert caller.deadline_at <= self.now
-                case FetchRefused(caller_id=caller_id, error=error):
+                case RequestRefused(caller_id=caller_id, error=error):
                     if not refused:
                         refused = self.model.refuse_head_beyond_bytes()
                     assert isinstance(error, FetchExceedsCapacityError)

@@ -14,7 +14,7 @@ from breadbox_server.core.model.errors import (
     DrainingError,
     InvalidArgumentError,
 )
-from breadbox_server.core.model.events import FetchGranted, FetchRefused, PayloadsDisposable
+from breadbox_server.core.model.events import FetchGranted, PayloadsDisposable, RequestRefused
 from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import (
     AppendFragments,
@@ -130,7 +130,7 @@ def test_deleted_buffer_lets_go_of_everything_once() -> None:
     world.buffers.take_events()
     world.buffers.apply(DeleteBuffer(DEFAULT_BUFFER), now=world.now)
     events = world.buffers.take_events()
-    refused = [event for event in events if isinstance(event, FetchRefused)]
+    refused = [event for event in events if isinstance(event, RequestRefused)]
     assert [(waits, BufferNotFoundError)] == [(e.caller_id, type(e.error)) for e in refused]
     gone = [p for e in events if isinstance(e, PayloadsDisposable) for p in e.payloads]
     expected = [weights, *(fragment.payload for fragment in fragments)]
@@ -153,7 +153,7 @@ def test_drain_refuses_waiters_and_new_work_but_not_the_end_of_old_work() -> Non
     waits = world.fetch(2)
     world.buffers.drain(now=world.now)
     assert [(waits, DrainingError)] == [
-        (event.caller_id, type(event.error)) for event in world.events(FetchRefused)
+        (event.caller_id, type(event.error)) for event in world.events(RequestRefused)
     ]
     for act in (
         lambda: world.fetch(1),

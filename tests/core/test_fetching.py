@@ -18,7 +18,7 @@ from breadbox_server.core.model.errors import (
     RequestNotFoundError,
     WaitersFullError,
 )
-from breadbox_server.core.model.events import FetchGranted, FetchRefused, StepsEnded, WaitElapsed
+from breadbox_server.core.model.events import FetchGranted, RequestRefused, StepsEnded, WaitElapsed
 from breadbox_server.core.model.ids import CallerId, LeaseId
 from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.core.state.grants import RETRIES_MAX
@@ -88,7 +88,7 @@ def test_fetch_that_bytes_can_never_satisfy_is_refused_with_both_numbers(
         world.append("w0", index, size_bytes=10)
     refused, trained, granted = world.buffers.take_events()[-3:]
     assert isinstance(trained, StepsEnded)
-    assert isinstance(refused, FetchRefused)
+    assert isinstance(refused, RequestRefused)
     assert isinstance(granted, FetchGranted)
     assert (waiting, behind) == (refused.caller_id, granted.caller_id)
     assert isinstance(refused.error, FetchExceedsCapacityError)
@@ -118,7 +118,7 @@ def test_fetch_waits_while_smaller_chunks_or_ended_leases_could_make_room() -> N
     lease = world.granted(2)
     waiting = world.fetch(2)
     assert AdmissionOutcome.BYTES_FULL is world.append("w0", 2, size_bytes=20)
-    assert [] == world.events(FetchRefused)
+    assert [] == world.events(RequestRefused)
     world.release(lease.lease_id)
     for index in (2, 3):
         world.append("w0", index, size_bytes=20)
@@ -529,7 +529,7 @@ def test_waiters_that_new_limits_make_impossible_are_refused() -> None:
     wide = world.fetch(2, world_size=2)
     small = world.fetch(2)
     world.update(capacity_chunks=2, leases_max=1)
-    refused = world.events(FetchRefused)
+    refused = world.events(RequestRefused)
     assert [(large, FetchExceedsCapacityError), (wide, InvalidArgumentError)] == [
         (event.caller_id, type(event.error)) for event in refused
     ]

@@ -20,9 +20,9 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import (
     FetchGranted,
     PayloadsDisposable,
+    RequestRefused,
     TicketEnd,
     TicketsEnded,
-    TicketsRefused,
     TicketsTaken,
     TicketWaitElapsed,
 )
@@ -467,14 +467,14 @@ def test_a_request_is_turned_away_when_its_buffer_goes_or_the_server_drains() ->
     world.buffers.drain(now=world.now)
     with pytest.raises(DrainingError):
         world.ask(request_id="t2")
-    [refused] = world.events(TicketsRefused)
+    [refused] = world.events(RequestRefused)
     assert isinstance(refused.error, DrainingError)
     assert 0 == world.count("fetches_refused"), "it is no fetch"
     other = Producers()
     other.take(2)
     other.ask(request_id="t1", wait_s=5.0)
     other.buffers.apply(DeleteBuffer(B), now=other.now)
-    [refused] = other.events(TicketsRefused)
+    [refused] = other.events(RequestRefused)
     assert isinstance(refused.error, BufferNotFoundError)
 
 

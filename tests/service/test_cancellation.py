@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.events import FetchGranted, RequestRefused, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, RequestId
 from breadbox_server.core.model.inputs import Fetch
 from breadbox_server.driver import Driver
@@ -77,7 +77,7 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
         wake = driver.core.wake
         granted = []
 
-        def wake_and_cancel(event: FetchGranted | FetchRefused | WaitElapsed) -> None:
+        def wake_and_cancel(event: FetchGranted | RequestRefused | WaitElapsed) -> None:
             wake(event)
             if isinstance(event, FetchGranted):
                 # The future has its result; its task has not run yet.

@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.events import FetchGranted, RequestRefused
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
 from breadbox_server.core.model.inputs import Fetch, ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.journal.durable_core import DurableCore, Outcome, Refused
+from breadbox_server.journal.durable_core import DurableCore, Outcome
 from breadbox_server.metrics.metrics import Metrics
 from support.appends import append
 from support.fake_custodian import FakeCustodian
@@ -34,7 +34,7 @@ STEPS = 60
 class ForgetfulCore(DurableCore):
     """The naive waiter: a grant that lands in the tick of the cancel is nobody's."""
 
-    def _give_back(self, outcome: Outcome | Refused) -> None:
+    def _give_back(self, outcome: Outcome | RequestRefused) -> None:
         pass
 
 

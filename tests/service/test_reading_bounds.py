@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from breadbox.model.errors import StoreUnavailableError
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.errors import BufferNotFoundError, LeaseNotFoundError
-from breadbox_server.core.model.events import FetchGranted, FetchRefused
+from breadbox_server.core.model.events import FetchGranted, RequestRefused
 from breadbox_server.core.model.ids import LeaseId
 from breadbox_server.core.model.inputs import DeleteBuffer, Payload
 from breadbox_server.core.rules.reading import ReadSpec
@@ -53,7 +53,7 @@ async def test_a_fetch_that_is_cancelled_as_it_is_refused_is_cancelled() -> None
         fetching = asyncio.get_running_loop().create_task(it.fetch(1, wait_s=60.0))
         await it.settle()
         (caller_id,) = it.driver.core._callers  # noqa: SLF001 - its future
-        it.driver.core.wake(FetchRefused(BUFFER, caller_id, BufferNotFoundError(BUFFER)))
+        it.driver.core.wake(RequestRefused(BUFFER, caller_id, BufferNotFoundError(BUFFER)))
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching
@@ -63,7 +63,7 @@ async def test_an_outcome_of_a_fetch_that_has_gone_wakes_nobody() -> None:
     async with driven() as it:
         grant = await granted(it)
         error = BufferNotFoundError(BUFFER)
-        it.driver.core.wake(FetchRefused(BUFFER, grant.caller_id, error))
+        it.driver.core.wake(RequestRefused(BUFFER, grant.caller_id, error))
         it.driver.core.wake(grant)
         again = await it.fetch(1)
         assert isinstance(again, FetchGranted)

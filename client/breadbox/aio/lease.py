@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from breadbox.aio.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
-from breadbox.model.fragment import Fragment, the_sequence
+from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.types import (
     Device,
@@ -80,7 +80,7 @@ class Lease(Granted):
     ) -> AsyncIterator[TokenSequence]:
         async with aclosing(self.fragments(columns=columns)) as loaded:
             async for each in loaded:
-                yield the_sequence(each)
+                yield checked_sequence(each)
 
     @overload
     def batches(

@@ -271,8 +271,8 @@ Appendable = Fragment | Sequence
 """What a client appends: a buffer takes either kind, by the schema of its session."""
 
 
-def the_sequence(loaded: object) -> Sequence:
-    """Return what was loaded if it is a sequence, or raise InvalidRequestError."""
+def checked_sequence(loaded: object) -> Sequence:
+    """Return a sequence as it is; raise InvalidRequestError for a fragment of steps."""
     if not isinstance(loaded, Sequence):
         raise InvalidRequestError("lease", "holds fragments of steps: take them by fragments()")
     return loaded

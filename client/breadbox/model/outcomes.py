@@ -33,21 +33,22 @@ class GroupEndReason(Enum):
     COMPLETE = "complete"
     """All its members were admitted, and are a chunk."""
     PARTIAL = "partial"
-    """No member was admitted for `open_chunk_s`; those before, at least `group_min`, are a
-    chunk."""
+    """No member was admitted for `open_chunk_s`, or those that lacked were given back; those that
+    came, at least `group_min`, are a chunk."""
     INCOMPLETE = "incomplete"
     """No member was admitted for `open_chunk_s`, and there were fewer. They were dropped."""
     STALE = "stale"
     """A member was staler than `staleness_max`. The group was dropped."""
     LOST = "lost"
-    """A payload was lost, or could not be read, or its ticket expired before the first member. The
-    group was dropped."""
+    """A payload was lost, or could not be read, or the group's ticket expired before the first
+    member. The group was dropped."""
     EVICTED = "evicted"
     """Its chunk was evicted for room, or deleted, before a learner used it."""
     EQUAL = "equal"
     """All its members have the same number of the name in `drop_equal`. They were dropped."""
     GIVEN_BACK = "given_back"
-    """The holder of its ticket gave it back. The group was dropped."""
+    """Its ticket, or a member, was given back, so that it could not have `group_min` members. The
+    group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

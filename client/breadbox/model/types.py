@@ -55,11 +55,12 @@ class AssemblyPolicy(Enum):
 
 
 class StalePolicy(Enum):
-    """What becomes of what is staler than `staleness_max`."""
+    """How a buffer treats chunks that are staler than `staleness_max`."""
 
     EVICT = "evict"
+    """They are evicted, and fragments that come as stale are refused as STALE."""
     KEEP = "keep"
-    """It is delivered late, and counted."""
+    """They are delivered late, and counted."""
 
 
 class SchemaPolicy(Enum):
@@ -440,19 +441,24 @@ class TicketGrant(NamedTuple):
     """Tickets that one request was given."""
 
     groups: tuple[str, ...]
+    """Name of each ticket's group."""
     remaining_s: float
+    """Seconds until they expire, unless they are renewed."""
     session_id: str
     model_version: int
+    """Version that was current when they were given."""
     staleness_max: int | None
-    """None: the buffer keeps what is staler."""
+    """Largest staleness that the buffer delivers, in versions, or None if it keeps all."""
 
 
 class TicketRenewal(NamedTuple):
-    """A ticket's new life, and the current version."""
+    """The time that a renewed ticket has, and the current version."""
 
     remaining_s: float
+    """Seconds until it expires, unless it is renewed again."""
     session_id: str
     model_version: int
+    """Current version of the current session."""
 
 
 class GroupEnd(NamedTuple):

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from breadbox.model import errors
 from breadbox.model.summaries import html_table
@@ -33,24 +33,13 @@ RENEW_AGAIN_S = 1.0
 """Seconds after which a failed renewal is retried."""
 UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
 """Errors that say that a payload is there, and unreadable for good."""
-
-
 _GONE = errors.LeaseExpiredError | errors.TicketNotFoundError
 
 
-class _Renewed(Protocol):
-    """What is renewed."""
-
-    released: bool
-    expired: bool
-
-    @property
-    def remaining_s(self) -> float: ...
-
-
 def _renewing(
-    context: Context, held: _Renewed, name: str, call: calls.Call[Any]
+    context: Context, held: "HeldTicket | Granted", name: str, call: calls.Call[Any]
 ) -> Operation[None]:
+    """Renew it in time until it is released or gone; retry soon if the server is away."""
     # Most leases are released before the first renewal.
     yield Sleep(held.remaining_s * RENEW_AT)
     outage = OutageLog(_log, f"renewing {name}", now=context.now)
@@ -109,10 +98,10 @@ class HeldTicket(ProcessBound):
 
     @property
     def late(self) -> bool:
-        """True if a group of this version is too stale by now, as far as the client knows, or over.
+        """True if the ticket has ended, or a group begun at its version would be too stale by now.
 
-        Then stop generating, and give it back. The client knows the version of the latest answer to
-        any of its appends, renewals and `watch_model`.
+        Then stop generating, and give it back. No call is made: the current version is the newest
+        that an append, a renewal or `watch_model` of this client has returned.
         """
         if self.released or self.expired:
             return True
@@ -287,7 +276,6 @@ class Granted(ProcessBound):
             raise
 
     def _renewing(self) -> Operation[None]:
-        """Renew it in time until it is released or gone; retry soon if the server is away."""
         call = calls.renew_lease(self._buffer, self.lease_id, None)
         return _renewing(self._context, self, f"lease {self.lease_id}", call)
 

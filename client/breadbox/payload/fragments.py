@@ -384,7 +384,7 @@ def check_fields(tree: Any) -> dict[str, Any]:
 
 def is_sequence(tree: Any) -> bool:
     """Return whether a tree, or structure, is that of a sequence."""
-    return isinstance(tree, dict) and len(tree) == 2 and tree.keys() == SEQUENCE_FIELDS.keys()
+    return isinstance(tree, dict) and tree.keys() == SEQUENCE_FIELDS.keys()
 
 
 def check_stored(layout: Layout, step_count: int) -> None:

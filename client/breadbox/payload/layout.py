@@ -149,6 +149,7 @@ class Layout:
         return _go_on(self.raw_places, self, self.encoded, encoded_sizes)
 
 
+# All fields of a layout, to copy one without making again what its lengths do not change.
 _SLOTS: Final = tuple(each.name for each in fields(Layout))
 _slots_of: Final = attrgetter(*_SLOTS)
 
@@ -178,9 +179,10 @@ def aligned(offset_bytes: int) -> int:
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
 
 
-_ARRAYS_KEPT_MAX: Final = 16
 _LENGTHS_KEPT_MAX: Final = 128
-"""Lengths for which a layout of at most so many arrays is kept."""
+"""Tuples of lengths for which a layout keeps what `Layout.at` returned."""
+_ARRAYS_KEPT_MAX: Final = 16
+"""Arrays up to which a layout keeps any."""
 
 
 def _with_lengths(stored: StoredArray, lengths: Iterator[int]) -> StoredArray:

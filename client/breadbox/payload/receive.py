@@ -26,7 +26,7 @@ from breadbox.stores.base import Foreseen, PayloadStore, Segment, UnforeseenErro
 _SMALL_BYTES: Final = 16 * 1024
 """Largest array that is received with what is around it, and copied: 0.7 to 0.8 of the cost."""
 WHOLE_BYTES_MAX: Final = 64 * 1024
-"""Largest payload of a size not met that is received at once with others, and copied."""
+"""Largest payload of a size not met that is received with others by one call, and copied."""
 WHOLE_BYTES_TOGETHER_MAX: Final = 8 * 1024 * 1024
 """Bytes of such payloads that are received together."""
 HEADS_MET_MAX: Final = 256
@@ -57,9 +57,9 @@ def receive(
 ) -> None:
     """Receive payloads into the arrays that `place` names, every byte verified.
 
-    Payloads of sizes met before are placed by the heads of those, and received at once. Where one
-    then differs, `start_over` is called, and everything is placed and received again. Small ones of
-    other sizes are received at once, too, and then placed.
+    Payloads of sizes met before are placed by the heads of those, and received by one call. Where
+    one then differs, `start_over` is called, and everything is placed and received again. Small
+    payloads of other sizes are received by that call, too, and then placed.
     """
     try:
         store.read_many(references, _Receiver(references, place, wants_whole, wants_whole))

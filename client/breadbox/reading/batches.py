@@ -215,7 +215,7 @@ class Stack:
         ]
 
     def copied_to(self, device: Any) -> list[Any]:
-        """Return its arrays as tensors on a device, copied at once."""
+        """Return its arrays as tensors on a device, all of them by one copy."""
         import torch
 
         slab = self.slab.to(device, non_blocking=True)

@@ -114,11 +114,11 @@ Asking = Generator[Sequence[FragmentReference], Loaded, Result]
 
 
 def units_of(references: Sequence[FragmentReference]) -> list[list[FragmentReference]]:
-    """Divide references into what belongs together: a group of members, or a single fragment."""
+    """Divide references into units that loaders keep whole: groups, or single fragments."""
     units: list[list[FragmentReference]] = []
     for each in references:
         last = units[-1][-1] if units else None
-        # Members of a group are discontinuities; of consecutive fragments, a chunk's first at most.
+        # All members of a group are discontinuities; of other chunks, at most the first fragment.
         if (
             last is not None
             and each.metadata.discontinuity

@@ -121,10 +121,11 @@ class PaddedBatch(SequenceBatch[LeafT]):
 
 
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
-_ENDS_WITHOUT_SEQUENCES: Final = {
+_EMPTY_LENGTHS: Final = {
     **dict.fromkeys(("position", "group", "lengths", "position_ids", "mask"), 0),
     "cu_seqlens": 1,
 }
+"""Length of each array in a batch of no sequence."""
 
 
 def load_sequences(
@@ -138,9 +139,9 @@ def load_sequences(
 ) -> BatchT:
     """Load sequences, each received straight into its place in one array per column.
 
-    `positions` are their places in the lease; without any, the batch has the columns of the
-    references and no sequence. `columns` are names of tokens and contexts. Otherwise as
-    `load_batch`.
+    `positions` are the places of the references in their lease. Empty *positions* ask for a batch
+    of no sequence, with columns like those of the references. `columns` are names or paths of
+    tokens and contexts, or None for all. Otherwise as `load_batch`.
     """
     check_device(device)
     is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
@@ -167,6 +168,7 @@ class _Place(NamedTuple):
     memory: memoryview
     """Memory of the column as bytes; empty if received bytes are not the elements."""
     row_bytes: int
+    """Bytes of a row of the column: of one token."""
 
 
 class _Columns:
@@ -185,8 +187,8 @@ class _Columns:
         self._is_padded = is_padded
         self._is_pinned = is_pinned
         self._lengths = [each.metadata.step_count for each in references]
-        # First row of each sequence; the last is the number of rows.
         self._starts = [*accumulate(self._lengths, initial=0)]
+        """First row of each sequence, and the number of rows."""
         if is_padded:
             longest = max(self._lengths)
             self._starts = [*range(0, longest * len(self._starts), longest)]
@@ -197,7 +199,7 @@ class _Columns:
         self._stack: Stack | None = None
         self._context: dict[str, list[Any]] = {}
         self._plans: dict[bytes, list[_Place]] = {}
-        """By layout, whatever the lengths of its open axes."""
+        """Places of the arrays of a payload, by its layout with open axes."""
 
     def place(self, position: int, head: Head) -> list[Placement]:
         check_stored(head.layout, self._lengths[position])
@@ -342,7 +344,7 @@ def _emptied(batch: BatchT) -> BatchT:
     """Return a batch of no sequence with the columns of another."""
     cut: dict[str, Any] = {
         name: getattr(batch, name)[:end]
-        for name, end in _ENDS_WITHOUT_SEQUENCES.items()
+        for name, end in _EMPTY_LENGTHS.items()
         if hasattr(batch, name)
     }
     for part in ("tokens", "numbers", "context"):

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 _REPORTS_PER_CALL_MAX = 512
 _WORKERS_PER_CALL_MAX = 256
 LAST_REPORT_S = 2.0
+"""Seconds that the last report of steps has at least."""
 
 
 class ReportClient(Protocol):
@@ -37,7 +38,10 @@ class ReportClient(Protocol):
 
 
 class SentSteps:
-    """Steps of each worker's fragments, by what became of them. Thread-safe."""
+    """Count the steps of each worker's fragments by what became of them. Thread-safe.
+
+    A step is "sending" from `expect` to `end`, or until `give_up`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,10 +55,10 @@ class SentSteps:
                 steps["sending"] += fragment.step_count
 
     def end(self, fragment: Fragment, end: str) -> None:
-        """Count the steps of a fragment under its end."""
+        """Count the steps of a fragment under an end, such as "admitted"."""
         with self._lock:
             steps = self._steps.get(fragment.worker_id, Counter())
-            if steps["sending"]:  # Otherwise it counts as undelivered.
+            if steps["sending"]:  # Otherwise `give_up` has counted it as undelivered.
                 steps["sending"] -= fragment.step_count
                 steps[end] += fragment.step_count
 
@@ -87,7 +91,7 @@ def worker_steps(fragmenter: Fragmenter, sent: SentSteps, *, task: str = "defaul
 class EpisodeReporter:
     """Send reports from a thread, again after backpressure; count failures and overflow.
 
-    Of workers' steps the latest report of each worker is sent; the next one replaces it.
+    Steps are counted from a worker's start, so a newer report of it replaces one not yet sent.
     """
 
     def __init__(
@@ -99,7 +103,16 @@ class EpisodeReporter:
         every_s: float | None = None,
         buffer: str | None = None,
     ) -> None:
-        """Report *steps* when it is closed, and before when *every_s* passed without a report."""
+        """Take reports; `start` starts the thread.
+
+        Args:
+            client: Client that sends.
+            reports_max: Most reports of episodes that may wait; further ones are lost.
+            steps: Return the steps of all workers, for reports at the end and every *every_s*.
+            every_s: Seconds without another report after which steps are reported, or None for
+                never before the end.
+            buffer: The buffer, or None for the client's.
+        """
         self._client = client
         self._steps = steps
         self._every_s = every_s

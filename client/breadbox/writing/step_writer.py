@@ -251,7 +251,9 @@ class StepWriter(ProcessBound):
         self._refused_count = 0
         self._stale_count = 0
         self._changed = threading.Condition()
-        self._closing = self._is_over = False
+        self._closing = False
+        self._is_over = False
+        """True once the steps that are too few for a fragment were dropped, at the end."""
         self._steps_sent = SentSteps()
         self._appender = Appender(
             client,

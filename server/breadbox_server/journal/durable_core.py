@@ -4,9 +4,11 @@ Only a `DurableCore` gives the core inputs, from the loop's thread, and every in
 without an `await`: there is no lock. A turn's effects (replies, grants, deletions) happen once it
 is durable, immediately without a journal.
 
-    call        one input                        carry_out   several, with what they rest on
-    wait        a fetch; its outcome comes later   look      what is there
-    decide      one of the many of a slice, which `pump` ends
+    call        give one input
+    carry_out   look, and give inputs, in one step
+    wait        give a request; its outcome comes later, as an event
+    look        look, and give nothing
+    decide      give one of several inputs; after the last the caller calls `pump`
 """
 
 import asyncio
@@ -30,8 +32,7 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import (
     Event,
     FetchGranted,
-    FetchRefused,
-    TicketsRefused,
+    RequestRefused,
     TicketsTaken,
     TicketWaitElapsed,
     WaitElapsed,
@@ -57,7 +58,6 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 Outcome = FetchGranted | WaitElapsed | TicketsTaken | TicketWaitElapsed
-Refused = FetchRefused | TicketsRefused
 
 TOLD_AT_ONCE: Final = (
     AppendsFullError,
@@ -104,14 +104,20 @@ class DurableCore:
         return await self.carry_out(partial(self.apply_now, command))
 
     async def carry_out(self, step: Callable[[], Found]) -> Found:
-        """Run a step that looks at the core and gives it inputs; return its result once durable."""
+        """Run a step that looks at the core and gives it inputs; return its result once durable.
+
+        The step runs to its end without an `await`. A cancel leaves what it gave applied.
+        """
         self.turns.check_room()
         found = await self.look(step)
         await self.turns.settled()
         return found
 
     async def look(self, question: Callable[[], Found]) -> Found:
-        """Return what a question finds in the core; a refusal as in `durable_refusals`."""
+        """Return what a question finds in the core, durable or not.
+
+        What it raises is raised once its cause is durable: see `durable_refusals`.
+        """
         async with self.durable_refusals():
             return question()
 
@@ -159,17 +165,17 @@ class DurableCore:
         self._give_back(granted)
         self.pump()
 
-    def wake(self, event: Outcome | Refused) -> None:
+    def wake(self, event: Outcome | RequestRefused) -> None:
         """Wake the request that waits for an outcome, which is durable."""
         future = self._callers.get(event.caller_id)
         if future is None or future.done():
             self._give_back(event)
-        elif isinstance(event, Refused):
+        elif isinstance(event, RequestRefused):
             future.set_exception(event.error)
         else:
             future.set_result(event)
 
-    def _give_back(self, outcome: Outcome | Refused) -> None:
+    def _give_back(self, outcome: Outcome | RequestRefused) -> None:
         if isinstance(outcome, FetchGranted):
             self._decide_if_it_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
         elif isinstance(outcome, TicketsTaken):

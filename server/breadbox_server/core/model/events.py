@@ -129,15 +129,8 @@ class TicketWaitElapsed(Event):
 
     caller_id: CallerId
     reason: str
+    """One sentence with numbers: what it waited for."""
     wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TicketsRefused(Event):
-    """A caller that waits for tickets was turned away."""
-
-    caller_id: CallerId
-    error: DomainError
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +142,8 @@ class TicketsEnded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRefused(Event):
-    """A waiting caller was turned away (buffer deleted, draining, request mismatch)."""
+class RequestRefused(Event):
+    """A caller that waits for fragments or tickets is turned away, such as at a drain."""
 
     caller_id: CallerId
     error: DomainError

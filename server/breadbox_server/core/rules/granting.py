@@ -148,11 +148,8 @@ def _refuse(
 ) -> None:
     waiters.remove(waiter)
     for caller_id in waiter.callers:
-        if waiters is state.ticket_waiters:
-            state.events.append(events.TicketsRefused(state.name, caller_id, error))
-            continue
-        state.counters["fetches_refused"] += 1
-        state.events.append(events.FetchRefused(state.name, caller_id, error))
+        state.counters["fetches_refused"] += waiters is state.waiters
+        state.events.append(events.RequestRefused(state.name, caller_id, error))
 
 
 def refuse_all(state: BufferState, error: errors.DomainError) -> None:

@@ -442,7 +442,10 @@ def _has_all_workers(state: BufferState) -> bool:
 
 
 def _first_idle(state: BufferState) -> WorkerId | None:
-    """Return a worker that can be forgotten, or None; of groups only a change is looked at."""
+    """Return a worker that can be forgotten, or None.
+
+    Of groups, a search that found none is not repeated until something has changed.
+    """
     assembly, payloads = state.assembly, state.payloads
     as_of = payloads.freed_count, len(assembly.workers)
     if isinstance(assembly, Groups) and assembly.none_idle == as_of:

@@ -1,7 +1,8 @@
 """Tickets are given, renewed and given back, and expire (B33).
 
-They pace producers: as many groups are open, held, or granted at the current version as the learner
-takes in `lead_versions` versions and the current one. Requests wait in order of arrival.
+They pace producers: at most as many groups are open, held, or granted at the current version as
+the learner takes in the current version and `lead_versions` more. Requests wait in order of
+arrival.
 """
 
 import math
@@ -70,7 +71,7 @@ def open_count(state: BufferState) -> int:
 
 
 def free_count(state: BufferState) -> int:
-    """Return how many tickets may be given now."""
+    """Return how many tickets may be given now; negative if producers without tickets are ahead."""
     if state.model.version is None:
         return 0
     taken = open_count(state) + len(state.holdings.table.held)

@@ -123,8 +123,8 @@ class BufferState:
         size = self.config.fragments_per_chunk
         if not groups:
             return Assembly(size)
-        ended = Tickets(self._note_tickets_ended)
-        return Groups(size, self._note_group_end, ended, lambda: self.config.drop_equal)
+        tickets = Tickets(self._note_tickets_ended)
+        return Groups(size, self._note_group_end, tickets, lambda: self.config.drop_equal)
 
     def _note_tickets_ended(self, end: TicketEnd, count: int) -> None:
         self.counters[TICKETS_ENDED[end]] += count

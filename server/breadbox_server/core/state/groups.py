@@ -55,15 +55,17 @@ class Groups(Assembly):
         fragments_per_chunk: int,
         on_end: Callable[[GroupEndReason], None],
         tickets: Tickets,
-        drop_equal: Callable[[], str] = str,
+        drop_equal: Callable[[], str],
     ) -> None:
+        """Read *drop_equal*, the limit of the buffer, at each delivery: it may change meanwhile."""
         super().__init__(fragments_per_chunk)
         self.tickets = tickets
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
         self.none_idle = (-1, -1)
-        """Groups ever freed, and remembered, when none that holds nothing was found."""
+        """`freed_count` and number of groups at the latest search for a group to forget, if it
+        found none. Until one of the two changes, another search finds none either."""
 
     def preview(
         self, worker: Worker | None, fragment: Fragment, reserved_count: int = 0

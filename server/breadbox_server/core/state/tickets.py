@@ -33,7 +33,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class TicketWaiter(Waiter):
-    """A request for tickets; `fragment_count` is the number of tickets."""
+    """A request for tickets; `fragment_count` is the number that it asks for."""
 
     holder: str = ""
 
@@ -47,8 +47,9 @@ class Tickets:
         self.unbegun: dict[WorkerId, Ticket] = {}
         """Those of groups without a member yet."""
         self.by_request: dict[RequestId, list[Ticket]] = {}
+        """The tickets of each request that live, in the order in which they were given."""
         self.counts: Counter[str] = Counter()
-        """Tickets of each holder."""
+        """Number of tickets of each holder."""
         self._by_expiry: LazyHeap[tuple[float, WorkerId]] = LazyHeap(self._is_in_order)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
