@@ -114,7 +114,7 @@ def serve(state: BufferState, *, now: float) -> None:
 def _new_names(state: BufferState, count: int) -> tuple[WorkerId, ...]:
     """Name groups as no group of the session was named, as far as it is remembered.
 
-    Nor as another buffer of the name did, or a server whose journal is lost: holders of their
+    Nor as another buffer of the name did, or a server without its journal: holders of their
     tickets may still append to a session of the same name, and would mix two groups.
     """
     series = (state.draw_seed ^ state.shared.lease_salt) % (1 << _SERIES_BITS)
