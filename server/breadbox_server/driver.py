@@ -60,7 +60,7 @@ from breadbox_server.core.model.inputs import (
     StartSession,
     TakeTickets,
 )
-from breadbox_server.core.rules.tickets import GROUP_PREFIX
+from breadbox_server.core.rules.tickets import GROUP_PREFIX, TICKETS_PER_REQUEST_MAX
 from breadbox_server.journal.durable_core import DurableCore, Outcome
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import OUTAGE_S
@@ -267,8 +267,11 @@ class Driver:
             self.core.check_serving()
             buffer = self.core.buffers[command.buffer]
             held_count = buffer.tickets_of(command.holder, command.request_id)
-            if held_count + command.ticket_count > TICKETS_HELD_MAX:
-                raise QuotaFullError(command.holder, "tickets", TICKETS_HELD_MAX)
+            # The core refuses more than a request may ask for, and no wait changes that.
+            count = min(command.ticket_count, TICKETS_PER_REQUEST_MAX)
+            if held_count + count > TICKETS_HELD_MAX:
+                owner = "token" if caller.name else "buffer"
+                raise QuotaFullError(command.holder, "tickets", TICKETS_HELD_MAX, owner)
 
         if not caller.may_append_as(GROUP_PREFIX):
             patterns = ", ".join(caller.workers or ())

@@ -370,6 +370,14 @@ async def test_no_error_of_grpc_escapes_whatever_the_code(
         await caller.call("report_episodes", [EPISODE])
 
 
+async def test_a_server_that_does_not_know_a_call_is_said_to_be_older(
+    caller: Caller, fake: FakeService
+) -> None:
+    fake.will("TakeTickets", refuse(grpc.StatusCode.UNIMPLEMENTED))
+    with pytest.raises(errors.NotSupportedError, match=r"does not know this call .* older than"):
+        await caller.call("take_tickets", 1, request_id="r")
+
+
 async def test_a_server_that_is_not_there_is_unavailable_and_named(kind: str) -> None:
     async with make_caller(kind, "127.0.0.1:1", reconnect_s=0.0) as caller:
         with pytest.raises(errors.UnavailableError, match=r"127\.0\.0\.1:1"):

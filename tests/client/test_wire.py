@@ -85,7 +85,10 @@ def test_a_span_comes_back_to_the_nanosecond(span_s: float) -> None:
 
 @pytest.mark.parametrize("span_s", [-1e-9, -1.0, math.nan, math.inf, -math.inf, 1e18, "1", []])
 def test_what_is_no_span_is_refused_by_name(span_s: Any) -> None:
-    with pytest.raises(errors.InvalidRequestError, match="span_s"):
+    with pytest.raises(
+        errors.InvalidRequestError,
+        match=r"span_s must be (at least 0 s and under 1e9 s|a number of seconds), got",
+    ):
         wire.duration("span_s", span_s)
 
 
@@ -207,3 +210,9 @@ def test_what_does_not_fit_a_nested_field_is_named() -> None:
         )
     with pytest.raises(errors.InvalidRequestError, match="limiter"):
         wire.to_wire(wire.CONFIG, types.BufferConfig(limiter="fast"))  # type: ignore[arg-type]
+
+
+def test_text_in_place_of_a_policy_is_refused_with_the_policies_there_are() -> None:
+    problem = r"schema cannot be 'any': must be one of SchemaPolicy\.ONE, .*SchemaPolicy\.ANY$"
+    with pytest.raises(errors.InvalidRequestError, match=problem):
+        wire.to_wire(wire.CONFIG, types.BufferConfig(schema="any"))  # type: ignore[arg-type]

@@ -706,7 +706,8 @@ class BufferMachine(RuleBasedStateMachine):
             head = self.model.ticket_waiters[0]
             self.callers_of_tickets = [each.caller_id for each in head.callers]
             assert self.model.free_tickets > 0, "gave what was not free"
-            self.last_tickets = self.model.give_tickets(self.now)
+            series = event.groups[0].rpartition("-")[0]
+            self.last_tickets = self.model.give_tickets(self.now, series)
         assert event.caller_id == self.callers_of_tickets.pop(0), "overtaken"
         assert self.last_tickets == list(event.groups)
 

@@ -85,7 +85,7 @@ class NaiveGroups(NaiveBuffer):
             self.ticket_waiters += known
         known[0].callers.append(NaiveCaller(caller_id, 0, take.deadline_at, take.lease_s))
 
-    def give_tickets(self, now: float) -> list[str]:
+    def give_tickets(self, now: float, series: str) -> list[str]:
         """Give tickets to the head of the queue; returns the names of their groups."""
         head = self.ticket_waiters.pop(0)
         names: list[str] = []
@@ -93,7 +93,7 @@ class NaiveGroups(NaiveBuffer):
         count = min(self.free_tickets, head.fragment_count)
         while len(names) < count:
             number += 1
-            name = f"ticket-{number}"
+            name = f"{series}-{number}"
             if name not in self.workers and self.find_ticket(name) is None:
                 names.append(name)
         self.given_count += count

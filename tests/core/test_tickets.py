@@ -30,6 +30,7 @@ from breadbox_server.core.model.ids import CallerId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     CancelFetch,
+    CreateBuffer,
     DeleteBuffer,
     GiveBackTicket,
     RenewTicket,
@@ -485,9 +486,32 @@ def test_tickets_are_at_most_the_groups_that_are_remembered() -> None:
 
 def test_a_producer_that_names_its_groups_like_the_server_is_evaded() -> None:
     world = Producers(lead_versions=1)
-    world.append("ticket-1")
-    assert ["ticket-2", "ticket-3"] == world.take(2)
-    assert ["ticket-4"] == world.take(1, request_id="t1")
+    [first] = world.take(1)
+    series = first.removesuffix("-1")
+    world.append(f"{series}-2")
+    assert [f"{series}-3"] == world.take(1, request_id="t1")
+    assert [f"{series}-4"] == world.take(1, request_id="t2")
+
+
+def test_no_other_buffer_or_server_gives_a_ticket_of_the_same_name() -> None:
+    """Its holder may still generate, and append to a session of the same name."""
+    world = Producers()
+    given = world.take(2)
+    created = CreateBuffer(B, world.buffers[B].config)
+    world.buffers.apply(DeleteBuffer(B), now=world.now)
+    world.buffers.apply(created, now=world.now)
+    world.start("session")
+    given += world.take(2)
+    # A server that lost the end of its journal, and one that lost all of it.
+    [taken] = world.buffers.snapshot()
+    lost = replace(taken, tickets=(), counters=dict(taken.counters) | {"tickets_given": 0})
+    for snapshot in ((lost,), ()):
+        world.buffers = BufferSet.restore(snapshot, random.Random(len(given)))
+        if not snapshot:
+            world.buffers.apply(created, now=world.now)
+            world.start("session")
+        given += world.take(2)
+    assert 8 == len({*given}), given
 
 
 def test_another_size_or_assembly_is_refused_while_a_ticket_is_held() -> None:

@@ -26,7 +26,7 @@ import pyarrow.parquet as parquet
 import zstandard
 
 from breadbox.model.errors import ReplayBufferError
-from breadbox.payload import decode_tree, encode_tree
+from breadbox.payload import decode_tree, encode_fragment, encode_tree
 from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -56,6 +56,7 @@ from breadbox_server.journal.encoding.frames import (
 from golden.history import play
 from support.forged_payloads import assemble, sections_of
 from support.rllib_cases import make_toy_episode
+from support.sequences import sequence
 from support.served import served
 
 LIMITS = DataLimits.within(1 << 26)
@@ -87,6 +88,7 @@ def _payloads() -> Iterator[bytes]:
     tree = {"obs": np.arange(40, dtype=np.int16).reshape(8, 5), "state": [np.zeros(3), None]}
     for codec in ("raw", "lz4", "zstd"):
         yield b"".join(encode_tree(tree, attributes={"kind": "test"}, codecs=codec))
+        yield b"".join(encode_fragment(sequence(), codecs=codec))
 
 
 def _read_sealed(data: bytes) -> object:

@@ -126,6 +126,31 @@ def test_a_sequence_above_the_tokens_is_named_before_anything_is_loaded_on_every
         assert f"a sequence of rank {own} has {longest} tokens" in told[1 - own]
 
 
+def test_numbers_have_one_name_and_type_in_all_micro_batches(server: ServerProcess) -> None:
+    numbers: list[dict[str, Any]] = [
+        {"reward": 1, "task": "sum"},
+        {"reward": 0.5},
+        {"reward": 0, "steps": 3},
+        {"good": True},
+    ]
+    with breadbox.connect(server.address) as client:
+        client.start_session("s")
+        sequences = [sequence(0, member) for member in range(SIZE)]
+        for number, each in enumerate(sequences):
+            each.numbers = numbers[number % 4]
+        append(client, sequences)
+        with client.fetch(SIZE, 10) as lease:
+            (whole,) = lease.packed()
+            batches = list(lease.packed(max_tokens=max(whole.lengths.tolist())))
+    assert len(batches) > 1
+    for batch in batches:
+        assert ["reward", "task", "steps", "good"] == list(batch.numbers)
+        for name, column in batch.numbers.items():
+            wanted = [whole.numbers[name][place] for place in batch.position]
+            assert getattr(whole.numbers[name], "dtype", list) == getattr(column, "dtype", list)
+            assert repr(wanted) == repr(list(column))
+
+
 async def test_asyncio_leases_pack_and_pad_as_blocking_ones(server: ServerProcess) -> None:
     with breadbox.connect(server.address) as client:
         client.start_session("s")

@@ -189,7 +189,7 @@ def test_a_ticket_is_late_once_its_group_would_be_too_stale(server: ServerProces
         assert (True, True) == (first.late, second.late)
         with pytest.raises(RuntimeError), first:
             raise RuntimeError("generation failed")
-        assert "Ticket('ticket-1', version 5, given back)" == repr(first)
+        assert f"Ticket({first.group!r}, version 5, given back)" == repr(first)
         second.give_back(member=3)
         assert ["given_back"] * 2 == [each.reason.value for each in client.group_ends()]
         with pytest.raises(TicketNotFoundError, match="ticket-77"):
@@ -200,5 +200,5 @@ def test_why_a_request_waits_is_said_in_the_error_and_by_explain(server: ServerP
     with breadbox.connect(server.address) as client:
         client.start_session("s")
         client.tickets(9, max_wait_s=5)
-        with pytest.raises(breadbox.WaitElapsedError, match="all 9 tickets of version 0 are held"):
+        with pytest.raises(breadbox.WaitElapsedError, match=r"s for a ticket: all 9 tickets of"):
             client.tickets(1, max_wait_s=0.1)

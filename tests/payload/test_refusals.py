@@ -21,7 +21,7 @@ from breadbox.model.errors import (
     StoreError,
     UnsupportedArrayError,
 )
-from breadbox.payload import decode_tree, encode_tree
+from breadbox.payload import decode_tree, encode_fragment, encode_tree
 from breadbox.payload.codecs import Codecs
 from breadbox.payload.format import checksums, parse_head
 from breadbox.payload.layout import LayoutReader
@@ -30,6 +30,7 @@ from breadbox.v1 import payload_pb2
 from support.forged_payloads import Parts, assemble, changed, parts_of, sections_of, varint
 from support.fuzzing import fewer
 from support.payload_trees import TYPES, trees
+from support.sequences import sequence
 
 EXAMPLE = {
     "obs": np.arange(600_000, dtype=np.int32),
@@ -312,13 +313,18 @@ def _corpus() -> list[bytes]:
         attributes = {"kind": "test", "n": str(number)} if number % 2 else None
         payloads.append(b"".join(encode_tree(tree, attributes=attributes)))
     runs = {"runs": np.zeros(6000, np.int32), "rows": [np.arange(5000), np.ones((3, 2000))]}
-    payloads += [b"".join(encode_tree(runs, codecs=codec)) for codec in ("raw", *PACKING)]
+    ids = {"ids": np.zeros(6000, np.int32), "logits": np.ones((6000, 2))}
+    many = sequence(tokens=ids, context={"image": np.zeros((2, 3, 3), np.uint8)})
+    payloads.append(b"".join(encode_fragment(sequence())))
+    for codec in ("raw", *PACKING):
+        payloads.append(b"".join(encode_tree(runs, codecs=codec)))
+        payloads.append(b"".join(encode_fragment(many, codecs=codec)))
     return payloads
 
 
 PACKING = ("lz4", "zstd", "zstd:9")
 CORPUS = _corpus()
-PACKED = CORPUS[-len(PACKING) :]
+PACKED = CORPUS[-2 * len(PACKING) :]
 
 
 @given(st.binary(max_size=300))

@@ -109,10 +109,21 @@ async def test_a_holder_has_a_limit_that_those_that_wait_count_in(
         await take(it)
         waiting = take(it, count=1, wait_s=60.0, request_id="waits")
         await eventually(lambda: waiting_count(it) == 1)
-        with pytest.raises(grpc.aio.AioRpcError, match="at its tickets of 3") as refused:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="buffer 'default' is at its tickets of 3"
+        ) as refused:
             await take(it, count=1, request_id="one more")
         assert grpc.StatusCode.RESOURCE_EXHAUSTED is refused.value.code()
         waiting.cancel()
+
+
+@pytest.mark.parametrize("count", [-1, 0, 1025, 16_385, 2**40])
+async def test_a_count_out_of_range_is_refused_for_good(count: int) -> None:
+    async with served(PACED) as it:
+        await it.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="ticket_count must be") as refused:
+            await take(it, count=count)
+        assert grpc.StatusCode.INVALID_ARGUMENT is refused.value.code()
 
 
 async def test_a_waiting_request_is_told_that_the_server_drains() -> None:

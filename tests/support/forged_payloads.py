@@ -21,6 +21,10 @@ PRELUDE = struct.Struct("<8sHHIQIIQ")
 """But for its checksum, which stands behind it."""
 
 
+_OPEN_AXIS = b"\xff" * 9 + b"\x01"
+"""An axis of length -1, as protobuf writes it."""
+
+
 @dataclass(slots=True)
 class Parts:
     """A payload taken apart, to be changed and put together with right checksums and sizes."""
@@ -70,9 +74,10 @@ def changed(payload: bytes | bytearray, change: Callable[[Parts], object]) -> by
 def assemble(
     raw_layout: bytes, body: bytes, raw_figures: bytes = b"", attributes: bytes = b""
 ) -> bytes:
-    """A payload of its sections, with checksums and sizes that are right."""
+    """A payload of its sections, with checksums, sizes and version that are right."""
+    open_count = min(raw_layout.count(_OPEN_AXIS), 0xFFFF)
     sizes = len(raw_layout), xxhash.xxh3_64_intdigest(raw_layout), len(raw_figures), len(attributes)
-    prelude = PRELUDE.pack(b"BREADBOX", 1, 0, *sizes, len(body))
+    prelude = PRELUDE.pack(b"BREADBOX", 1 + bool(open_count), open_count, *sizes, len(body))
     checksum = struct.pack("<Q", xxhash.xxh3_64_intdigest(prelude + raw_figures + attributes))
     head = prelude + checksum + raw_figures + attributes + raw_layout
     return head.ljust(-(-len(head) // 64) * 64, b"\0") + body

@@ -148,7 +148,10 @@ class RequestMismatchError(ReplayBufferError):
 
 
 class WaitElapsedError(ReplayBufferError, TimeoutError):
-    """A fetch waited for `max_wait_s`, or a writer for a session. Nothing was taken."""
+    """A fetch or a request for tickets waited for `max_wait_s`, or a writer for a session.
+
+    Nothing was taken.
+    """
 
     def __init__(self, waited_s: float, reason: str, what: str = "a batch") -> None:
         super().__init__(f"waited {waited_s:.1f} s for {what}: {reason} (see `breadbox explain`)")

@@ -18,7 +18,7 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
-from breadbox.reading.packed import BatchT, load_sequences, named
+from breadbox.reading.packed import BatchT, NumbersByName, load_sequences, named, numbers_of
 from breadbox.reading.splitting import micro_batches
 from breadbox.shared.outages import OutageLog
 from breadbox.shared.process_bound import ProcessBound
@@ -137,6 +137,7 @@ class Granted(ProcessBound):
         self._limit = -1
         """Largest limit on staleness with which fragments were loaded, or -1 if there was none."""
         self._positions: dict[int, int] = {}
+        self._numbers: NumbersByName = {}
         """Places of the references, by their identity, once sequences are read."""
         self.grant = grant
         self.released = False
@@ -233,6 +234,7 @@ class Granted(ProcessBound):
     ) -> list[list[FragmentReference]]:
         """Split the sequences, as all ranks do; refuse one above *tokens_max*, of any rank."""
         self._positions = {id(each): place for place, each in enumerate(self.references)}
+        self._numbers = numbers_of(self.references)
         if tokens_max is None:
             return [list(self.references)]
         lengths = tuple([each.metadata.step_count for each in self.references])
@@ -260,7 +262,14 @@ class Granted(ProcessBound):
     ) -> Operation[BatchT]:
         self._check_open()
         positions = [self._positions[id(each)] for each in references]
-        load = partial(load_sequences, kind, positions=positions, device=device, columns=columns)
+        load = partial(
+            load_sequences,
+            kind,
+            positions=positions,
+            device=device,
+            columns=columns,
+            numbers=self._numbers,
+        )
         read = operations.read_loaded(
             self._context, references or self.references[:1], load, within=within
         )

@@ -476,7 +476,7 @@ def take_tickets(
             return answer
         now = context.now()
         if until - now < INSTANT_S:
-            raise errors.WaitElapsedError(now - started_at, answer)
+            raise errors.WaitElapsedError(now - started_at, answer, "a ticket")
 
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:

@@ -47,7 +47,8 @@ class SequenceBatch(Generic[LeafT]):
             are whole; a micro-batch may have some of a group's sequences only.
         groups: Names of the groups of this batch.
         numbers: Arrays [N] by name: bool, int64, or float64 with NaN where a sequence has none; a
-            list where there are texts, with None.
+            list where there are texts, with None. All batches of a lease have the same names and
+            types, of which all its sequences decide.
         context: Lists of N leaves by name, of any shapes.
         lengths: int32[N]; tokens of each sequence.
         tokens: Leaves by name.
@@ -120,6 +121,8 @@ class PaddedBatch(SequenceBatch[LeafT]):
     mask: LeafT
 
 
+_Numbers = NDArray[Any] | list[str | None]
+NumbersByName = dict[str, _Numbers]
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
 _EMPTY_LENGTHS: Final = {
     **dict.fromkeys(("position", "group", "lengths", "position_ids", "mask"), 0),
@@ -136,12 +139,14 @@ def load_sequences(
     positions: Sequence[int],
     device: Device | None = None,
     columns: Sequence[str] | None = None,
+    numbers: NumbersByName | None = None,
 ) -> BatchT:
     """Load sequences, each received straight into its place in one array per column.
 
     `positions` are the places of the references in their lease. Empty *positions* ask for a batch
     of no sequence, with columns like those of the references. `columns` are names or paths of
-    tokens and contexts, or None for all. Otherwise as `load_batch`.
+    tokens and contexts, or None for all; `numbers` are those of the lease, or None for those of
+    the references. Otherwise as `load_batch`.
     """
     check_device(device)
     is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
@@ -150,7 +155,12 @@ def load_sequences(
     wants_whole = columns is None
     receive(store, payloads, filled.place, wants_whole=wants_whole, start_over=filled.start_over)
     tokens, context = filled.finish(device)
-    known = _of_sequences(references, positions or range(len(references)))
+    places = [*positions] or [*range(len(references))]
+    known = _of_sequences(references, places)
+    if numbers is None:
+        known["numbers"] = numbers_of(references)
+    else:
+        known["numbers"] = {name: _rows(column, places) for name, column in numbers.items()}
     known |= _of_tokens(kind, known["lengths"])
     batch = kind(tokens=tokens, context=context, **known)
     if not positions:
@@ -305,20 +315,29 @@ def _of_sequences(
 ) -> dict[str, Any]:
     """Return what metadata say of sequences."""
     metadata = [each.metadata for each in references]
-    numbers: dict[str, int] = {}
-    group = [numbers.setdefault(each.worker_id, len(numbers)) for each in metadata]
-    names = dict.fromkeys([name for each in metadata for name in each.numbers])
+    groups: dict[str, int] = {}
+    group = [groups.setdefault(each.worker_id, len(groups)) for each in metadata]
     return {
         "references": tuple(references),
         "position": np.array(positions, np.int64),
         "group": np.array(group, np.int32),
-        "groups": tuple(numbers),
-        "numbers": {name: _joined([each.numbers.get(name) for each in metadata]) for name in names},
+        "groups": tuple(groups),
         "lengths": np.array([each.step_count for each in metadata], np.int32),
     }
 
 
-def _joined(values: list[Any]) -> NDArray[Any] | list[str | None]:
+def numbers_of(references: Sequence[FragmentReference]) -> NumbersByName:
+    """Return the numbers of sequences as columns, of types that take those of all of them."""
+    numbers = [each.metadata.numbers for each in references]
+    names = dict.fromkeys([name for each in numbers for name in each])
+    return {name: _joined([each.get(name) for each in numbers]) for name in names}
+
+
+def _rows(column: _Numbers, places: Sequence[int]) -> _Numbers:
+    return [column[place] for place in places] if isinstance(column, list) else column[places]
+
+
+def _joined(values: list[Any]) -> _Numbers:
     if any([isinstance(each, str) for each in values]):
         return values
     return np.array([math.nan if each is None else each for each in values])

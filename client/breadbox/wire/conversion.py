@@ -60,7 +60,7 @@ def _duration(name: str, seconds: float) -> Duration:
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(name, f"must be a number of seconds, got {seconds!r}") from error
     if not 0 <= nanoseconds < 10**18:
-        raise InvalidRequestError(name, f"must be a finite span of at least 0 s, got {seconds!r}")
+        raise InvalidRequestError(name, f"must be at least 0 s and under 1e9 s, got {seconds!r}")
     return Duration(seconds=nanoseconds // 10**9, nanos=nanoseconds % 10**9)
 
 

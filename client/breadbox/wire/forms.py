@@ -312,11 +312,18 @@ class members(dict[int, Any]):  # noqa: N801 - read as a function
         super().__init__(
             (on_wire.values_by_name[f"{prefix}{each.name}"].number, each) for each in enum
         )
-        self.numbers = {member: number for number, member in self.items()}
+        self.numbers = _Numbers({member: number for number, member in self.items()})
         self._name = on_wire.name
 
     def __missing__(self, number: int) -> Any:
         raise ValueError(f"{self._name} has no value {number} here")
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers of an enum's members."""
+
+    def __missing__(self, value: Any) -> int:
+        raise ValueError(f"must be one of {', '.join(map(str, self))}")
 
 
 def _name_of(field: Any) -> str:

@@ -177,7 +177,10 @@ BY_CODE: Mapping[grpc.StatusCode, _Maker] = {
     grpc.StatusCode.FAILED_PRECONDITION: _unknown,
     grpc.StatusCode.ABORTED: _unknown,
     grpc.StatusCode.OUT_OF_RANGE: _invalid,
-    grpc.StatusCode.UNIMPLEMENTED: _said(errors.NotSupportedError),
+    grpc.StatusCode.UNIMPLEMENTED: lambda failure: errors.NotSupportedError(
+        f"the server does not know this call ({failure.text}): it is older than this library, or "
+        "not a Breadbox"
+    ),
     grpc.StatusCode.INTERNAL: _said(errors.InternalError),
     grpc.StatusCode.UNAVAILABLE: _said(errors.UnavailableError),
     grpc.StatusCode.DATA_LOSS: _said(errors.InternalError),

@@ -35,10 +35,12 @@ class ServerBusyError(DomainError):
 
 
 class QuotaFullError(DomainError):
-    """The token's quota is in use; it becomes free by itself."""
+    """The quota of a token, or of all callers without one, is in use; it becomes free by itself."""
 
-    def __init__(self, token: str, quota: str, limit: float) -> None:
-        super().__init__(f"token {token!r} is at its {quota} of {limit:g}; wait until less is used")
+    def __init__(self, token: str, quota: str, limit: float, owner: str = "token") -> None:
+        super().__init__(
+            f"{owner} {token!r} is at its {quota} of {limit:g}; wait until less is used"
+        )
         self.token = token
         self.quota = quota
         self.limit = limit

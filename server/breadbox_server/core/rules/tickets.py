@@ -24,6 +24,7 @@ from breadbox_server.core.state.tickets import Ticket, TicketWaiter
 TICKETS_PER_REQUEST_MAX = 1024
 GROUP_PREFIX = "ticket-"
 """How the names of groups with tickets begin."""
+_SERIES_BITS = 32
 
 
 def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> CallerId:
@@ -112,13 +113,18 @@ def serve(state: BufferState, *, now: float) -> None:
 
 
 def _new_names(state: BufferState, count: int) -> tuple[WorkerId, ...]:
-    """Name groups as no group of the session was named, as far as it is remembered."""
+    """Name groups as no group of the session was named, as far as it is remembered.
+
+    Nor as another buffer of the name did, or a server without its journal: holders of their
+    tickets may still append to a session of the same name, and would mix two groups.
+    """
+    series = (state.draw_seed ^ state.shared.lease_salt) % (1 << _SERIES_BITS)
     names, tickets = list[WorkerId](), state.assembly.tickets
     assert tickets is not None, "a buffer without groups gives no tickets"
     number = state.counters["tickets_given"]
     while len(names) < count:
         number += 1
-        name = WorkerId(f"{GROUP_PREFIX}{number}")
+        name = WorkerId(f"{GROUP_PREFIX}{series:0{_SERIES_BITS // 4}x}-{number}")
         if name not in state.assembly.workers and name not in tickets.by_group:
             names.append(name)
     return tuple(names)

@@ -59,7 +59,9 @@ class Shared:
         """Callers that ever got an id, which is unique among all buffers."""
         self.reservation_ids = map(ReservationId, count(1))
         self.lease_salt = 0
-        """Makes ids of leases others than those of any other process that had the same books."""
+        """Makes ids of leases, and names of groups with tickets, others than those of any other
+        process that had the same books.
+        """
 
     def record(self, entry: Entry, now: float) -> None:
         """Write down a decision that a journal must hold."""
