@@ -25,8 +25,8 @@ Member = tuple[str, int, int]
 class Generator:
     """The members that one of several producers sends.
 
-    Which groups have begun follows from the clock of the machine, and who generates which member
-    from its name: so producers need not know of one another. One in ten comes from two of them.
+    Which groups have begun follows from the clock of the machine; a member's producer follows from
+    its name. So producers need not know of one another. One in ten comes from two of them.
     """
 
     def __init__(self, number: int, count: int, rng: random.Random) -> None:
@@ -133,7 +133,7 @@ class GroupAudit:
             getattr(self._tally, column).append(f"{group}: {problem}")
 
     def _check_answers(self) -> None:
-        """Who was told that a group has ended, or that a member is stale, was told the truth."""
+        """Check that each answer to a producer, of an ended group or a stale member, is right."""
         for line in self._lines:
             if line["kind"] != "appended":
                 continue

@@ -70,7 +70,7 @@ def test_members_in_any_order_of_several_groups_are_delivered_by_group_in_member
 
 
 def test_no_member_goes_on_where_another_ends() -> None:
-    """As readers see it who join the fragments of a worker: mirrors, episodes, returns."""
+    """Mirrors, episodes and returns join the fragments of a worker unless one is marked."""
     world = world_of_groups()
     append_all(world, ("a", 0), ("a", 1), ("a", 2))
     assert [True] * SIZE == [each.fragment.discontinuity for each in world.granted(SIZE).fragments]

@@ -88,7 +88,7 @@ def test_sequences_come_back_as_they_were(
 
 
 def test_sequences_of_unequal_lengths_come_back_from_memory_at_hand() -> None:
-    """Of each length twice, and many lengths: more than any cache holds."""
+    """Send two sequences of each length, and more lengths than a cache holds."""
     sent = [sequence("g", member, 1 + member % 700) for member in range(1400)]
     bodies = {f"{each.member:032x}": joined(each) for each in sent}
     references = [
