@@ -1,7 +1,5 @@
 """Batches: fragments stacked row by row, whatever order and form they come in."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,10 @@ from breadbox.model.trees import flatten
 from breadbox.payload import describe_arrays
 from breadbox.payload.fragments import FIELDS
 from breadbox.reading.batches import Batch, load_batch, take_rows
-from breadbox.stores import PayloadStore, open_store
-from breadbox.stores.reading import InlineStore
+from breadbox.stores import PayloadStore
 from support.fake_store import FakeStore
 from support.payload_trees import same
 from support.rich_fragments import STEPS, plain_fragment, rich_fragment, stored
-
-
-@pytest.fixture(params=["fake", "file", "riding"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadStore]:
-    store: PayloadStore = FakeStore()
-    if request.param == "file":
-        store = open_store(f"file://{tmp_path}/store")
-    elif isinstance(store, FakeStore) and request.param == "riding":
-        # As if all that is written there came along with a reply.
-        store = InlineStore(store.payloads.unannounced, store)
-    yield store
-    store.close()
 
 
 @pytest.mark.parametrize("codecs", ["raw", "zstd", {"obs.image": "h264"}], ids=str)

@@ -1,9 +1,8 @@
 """Packed and padded batches, against arrays joined by hand."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,24 +15,10 @@ import breadbox
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.payload.fragments import write_fragments
 from breadbox.reading.packed import PackedBatch, PaddedBatch, load_sequences
-from breadbox.stores import PayloadStore, open_store
-from breadbox.stores.reading import InlineStore
+from breadbox.stores import PayloadStore
 from breadbox.types import FragmentReference
 from support.announced import metadata_of
-from support.fake_store import FakeStore
 from support.payload_trees import same
-
-
-@pytest.fixture(params=["fake", "file", "riding"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadStore]:
-    store: PayloadStore = FakeStore()
-    if request.param == "file":
-        store = open_store(f"file://{tmp_path}/store")
-    elif isinstance(store, FakeStore) and request.param == "riding":
-        # As if all that is written there came along with a reply.
-        store = InlineStore(store.payloads.unannounced, store)
-    yield store
-    store.close()
 
 
 def sequence(length: int, seed: int = 0, group: str = "g", **fields: Any) -> breadbox.Sequence:

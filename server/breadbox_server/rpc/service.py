@@ -23,7 +23,6 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
-from breadbox_server.core.model.config import StalePolicy
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -220,14 +219,12 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         if not isinstance(outcome, TicketsTaken):
             return pb.TakeTicketsResponse(waiting_reason=outcome.reason)
-        config = self._driver.core.buffers[buffer].config
-        keeps = config.stale is StalePolicy.KEEP
         return pb.TakeTicketsResponse(
             groups=outcome.groups,
             remaining_duration=self._remaining(outcome.expires_at),
             session_id=outcome.session_id,
             model_version=outcome.model_version,
-            staleness_max=None if keeps else config.staleness_max,
+            staleness_max=outcome.staleness_max,
         )
 
     async def RenewTicket(

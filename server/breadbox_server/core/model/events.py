@@ -121,6 +121,8 @@ class TicketsTaken(Event):
     session_id: SessionId
     model_version: ModelVersion
     """Version that was current when they were taken."""
+    staleness_max: int | None
+    """Bound on their groups' staleness, or None if stale groups are kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ arrival.
 import math
 
 from breadbox_server.core.model import errors, events, inputs
-from breadbox_server.core.model.config import check_duration
+from breadbox_server.core.model.config import StalePolicy, check_duration
 from breadbox_server.core.model.entries import ReplayError, TicketsGiven
 from breadbox_server.core.model.events import TicketEnd
 from breadbox_server.core.model.ids import CallerId, RequestId, WorkerId
@@ -158,6 +158,7 @@ def _report(state: BufferState, request_id: RequestId, caller_id: CallerId) -> N
             min([each.expires_at for each in tickets]),
             state.model.session_id,
             tickets[0].model_version,
+            None if state.config.stale is StalePolicy.KEEP else state.config.staleness_max,
         )
     )
 
