@@ -7,9 +7,14 @@ from typing import Any
 import grpc
 import pytest
 
+from breadbox.model.types import NUMBER_BYTES_MAX
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
+from breadbox_server.core.model.config import (
+    NUMBER_NAME_BYTES_MAX,
+    AssemblyPolicy,
+    BufferConfig,
+)
 from breadbox_server.core.model.ids import BufferName
 from breadbox_server.core.model.inputs import CreateBuffer, DeleteBuffer
 from support.eventually import eventually
@@ -215,3 +220,8 @@ async def test_the_longest_numbers_are_taken() -> None:
         member = it.metadata(0, worker_id="a")
         member.numbers = longest
         assert [ADMITTED] == [each.outcome for each in (await it.append(member)).results]
+
+
+def test_drop_equal_names_every_number_that_a_producer_can_send() -> None:
+    """The core imports nothing of the client's, so the bound stands in both."""
+    assert NUMBER_BYTES_MAX == NUMBER_NAME_BYTES_MAX
