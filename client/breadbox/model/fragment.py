@@ -330,8 +330,10 @@ class Part:
         return tree_size_bytes(self.arrays)
 
 
-Appendable = Fragment | Sequence | Part
-"""What a client sends: a buffer takes fragments or sequences, by the schema of its session."""
+Appendable = Fragment | Sequence
+"""What a client appends: a buffer takes either kind, by the schema of its session."""
+Sendable = Appendable | Part
+"""What a client announces to the server, under the name of a fragment."""
 
 
 def checked_sequence(loaded: object) -> Sequence:

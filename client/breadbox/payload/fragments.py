@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Appendable, Fragment, Part
+from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
@@ -67,7 +67,7 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     return tree
 
 
-def fragment_attributes(fragment: Appendable) -> bytes:
+def fragment_attributes(fragment: Sendable) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
     # Two maps of protobuf joined are one: most of it is the same in many fragments, and the rest is
     # an entry of this key, whose lengths are a byte each.
@@ -91,12 +91,12 @@ def _fixed_attributes(kind: str, worker_id: str, session_id: str, model_version:
     )
 
 
-def encode_fragment(fragment: Appendable, *, codecs: Codecs = "raw") -> list[memoryview]:
+def encode_fragment(fragment: Sendable, *, codecs: Codecs = "raw") -> list[memoryview]:
     """Encode a fragment or sequence. See `encode_tree` about whose memory the buffers are."""
     return _encode(fragment, codecs)[1]
 
 
-def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
+def _encode(fragment: Sendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
     attributes = fragment_attributes(fragment)
     if isinstance(fragment, Part):
         return encode_with_layout(
@@ -119,7 +119,7 @@ def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryvi
 
 
 def write_fragments(
-    store: PayloadStore, fragments: Sequence[Appendable], *, codecs: Codecs = "raw"
+    store: PayloadStore, fragments: Sequence[Sendable], *, codecs: Codecs = "raw"
 ) -> list[PayloadReference]:
     """Write fragments to a store, unannounced, once all are encoded and checked; all or none."""
     return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
@@ -146,7 +146,7 @@ class Written(NamedTuple):
 
 def write_and_describe(
     store: PayloadStore | None,
-    fragments: Sequence[Appendable],
+    fragments: Sequence[Sendable],
     *,
     codecs: Codecs = "raw",
     inline_size_bytes_max: int = 0,
@@ -170,7 +170,7 @@ def write_and_describe(
 
 
 def _encode_and_describe(
-    fragment: Appendable, codecs: Codecs
+    fragment: Sendable, codecs: Codecs
 ) -> tuple[Schema | None, list[memoryview]]:
     if isinstance(fragment, Part) and not fragment.arrays:
         return None, []

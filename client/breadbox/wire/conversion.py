@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from breadbox.model import types
 from breadbox.model.errors import InternalError, InvalidRequestError
-from breadbox.model.fragment import METADATA_FIELDS, Appendable, Fragment, Part
+from breadbox.model.fragment import METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Functions, MessageMapping, members
@@ -213,7 +213,7 @@ _metadata_fields_of = attrgetter(*METADATA_FIELDS)
 
 
 def announcement(
-    fragment: Appendable,
+    fragment: Sendable,
     payload: types.PayloadReference | None,
     schema_hash: int = NO_SCHEMA,
     *,
@@ -257,7 +257,7 @@ def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
     ]
 
 
-def members_from_wire(message: pb.ListMembersResponse) -> list[types.MemberDescription]:
+def members_from_wire(message: pb.MembersResponse) -> list[types.MemberDescription]:
     """Read a page of members."""
     return list(map(_MEMBER.read, message.members))
 
