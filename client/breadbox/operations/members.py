@@ -108,7 +108,9 @@ def _joined(stored: Iterator[Any]) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for each in stored:
         is_sequence = isinstance(each, TokenSequence)
-        arrays |= {**each.context, **each.tokens} if is_sequence else each
+        both = (each.context, each.tokens) if is_sequence else each.values()
+        for named in both:
+            arrays |= named
     return arrays
 
 

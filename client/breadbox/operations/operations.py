@@ -64,6 +64,7 @@ from breadbox.operations.retry import (
     is_outage,
 )
 from breadbox.reading.batches import Batch, Stack, load_batch
+from breadbox.reading.parts import read_with_parts
 from breadbox.shared.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
@@ -581,7 +582,12 @@ def _store_of(
     context: Context, references: Sequence[FragmentReference]
 ) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
     store = yield from _store_on_use(context)
-    bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
+    bodies = {
+        each.metadata.payload.payload_id: each.body
+        for member in references
+        for each in (member, *member.parts)
+        if each.body
+    }
     if not bodies:
         return store, references
     return InlineStore(bodies, store), [without_body(each) for each in references]
@@ -742,7 +748,7 @@ def load_model(
 def without_body(reference: FragmentReference) -> FragmentReference:
     """Return the reference without its inline payload."""
     it = reference
-    if not it.body:
+    if not it.body and not it.parts:
         return it
     # Called once per fragment, and `replace` takes several times as long.
     bare = FragmentReference(
@@ -754,6 +760,7 @@ def without_body(reference: FragmentReference) -> FragmentReference:
         it.probability,
         it.population,
         b"",
+        tuple([without_body(each) for each in it.parts]) if it.parts else (),
     )
     bare._newest = it._newest  # noqa: SLF001 - the same library's
     return bare
@@ -772,7 +779,7 @@ def load_fragments(
     return (
         yield from retrying_store(
             context,
-            lambda deadline: payload.read_fragments(
+            lambda deadline: read_with_parts(
                 store.within(deadline), references, columns, steps, is_mapped=is_mapped
             ),
         )

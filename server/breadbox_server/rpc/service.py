@@ -23,6 +23,7 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
+from breadbox_server.core.model.config import PARTS_MAX
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -55,7 +56,6 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.validation import check_buffer_name, check_int
-from breadbox_server.core.rules.parts import PARTS_MAX
 from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
