@@ -566,6 +566,7 @@ GROUP_ENDS_MAX: Final = limit(
 MEMBER_KEYS_MAX: Final = limit(
     "members named by a request", READ_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"
 )
+CLAIM_MEMBERS_MAX: Final = limit("members of a claim", 1_024, MESSAGE, "ARGUMENT_INVALID")
 MEMBERS_PAGE_MAX: Final = limit("members listed in a reply", 1_024, MESSAGE, "the next page")
 limit("parts of a member", PARTS_MAX, BUFFER, "ARGUMENT_INVALID")
 TICKETS_HELD_MAX: Final = limit(

@@ -5,7 +5,7 @@ without a name has numbers alone, which are merged into those of its member.
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
-from breadbox_server.core.state.groups import Groups, merged
+from breadbox_server.core.state.groups import GroupChunk, Groups, merged
 
 NUMBERS_MAX: Final = 16
 """Numbers of a member, from all that was attached."""
@@ -134,6 +134,27 @@ def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterato
                     part or TOKENS for part in chunk.members[member] if chunk.has((member, part))
                 ]
                 yield MemberSeen(name, member, tuple(parts), chunk.numbers.get(member, ""))
+
+
+def lacking(
+    state: BufferState, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+) -> list[list[Fragment]]:
+    """Return members that lack a part and have their sequences, each with all of its parts.
+
+    Those of the longest silent group come first; O(members of open groups).
+    """
+    taken: list[list[Fragment]] = []
+    groups = state.assembly
+    for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
+        assert isinstance(chunk, GroupChunk), "of groups"
+        for member, places in chunk.members.items():
+            if len(taken) >= count_max:
+                return taken
+            if part in places or not chunk.has((member, "")) or not may_take(name, member):
+                continue
+            held = [chunk.fragments[place] for _, place in sorted(places.items())]
+            taken.append(chunk.with_numbers(held))
+    return taken
 
 
 def found(
