@@ -16,7 +16,7 @@ from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
-from breadbox_server.core.state.groups import GroupChunk, Groups, merged
+from breadbox_server.core.state.groups import GroupChunk, Groups
 
 NUMBERS_MAX: Final = 16
 """Numbers of a member, from all that was attached."""
@@ -41,9 +41,9 @@ def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment
     if not fragment.payload.size_bytes:
         return None
     if fragment.replaces and not groups.fragments_per_chunk:
-        numbers = chunk.numbers.get(fragment.fragment_index, "")
+        numbers = json.loads(chunk.numbers.get(fragment.fragment_index) or "{}")
         is_same = found.schema_hash == fragment.schema_hash
-        brings = fragment.numbers and merged(numbers or "{}", fragment.numbers) != numbers
+        brings = numbers | json.loads(fragment.numbers or "{}") != numbers
         return found if is_same and not brings else None
     return found
 

@@ -98,6 +98,10 @@ class GroupChunk(OpenChunk):
             self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
         if self.only_merges(fragment):
             return
+        known_at = self.members.get(member, {}).get(fragment.part)
+        if known_at is not None and not self.fragments[known_at].payload.size_bytes:
+            # Numbers alone were there: the part is the latest of its member.
+            self._keep([each for each in self.fragments if each.key != fragment.key])
         places, end = self.members.setdefault(member, {}), len(self.fragments)
         place = places.setdefault(fragment.part, end)
         self.fragments[place : place + 1] = [fragment]
@@ -107,14 +111,16 @@ class GroupChunk(OpenChunk):
     def take_out(self, member: int) -> list[Fragment]:
         """Take a member out, and return all of it; O(fragments of the group)."""
         gone = [each for each in self.fragments if each.fragment_index == member]
-        kept = [each for each in self.fragments if each.fragment_index != member]
-        self.fragments = kept
+        self._keep([each for each in self.fragments if each.fragment_index != member])
         self.complete.discard(member)
-        self.members.clear()
         self.numbers.pop(member, None)
-        for place, each in enumerate(kept):
-            self.members.setdefault(each.fragment_index, {})[each.part] = place
         return gone
+
+    def _keep(self, fragments: list[Fragment]) -> None:
+        self.fragments = fragments
+        self.members.clear()
+        for place, each in enumerate(fragments):
+            self.members.setdefault(each.fragment_index, {})[each.part] = place
 
     def whole(self) -> list[Fragment]:
         """Return its fragments; the first of each member has its numbers."""
@@ -324,9 +330,13 @@ class Groups(Assembly):
         return gone
 
     def discard_lost(self, worker_id: WorkerId, payload_id: PayloadId) -> list[Fragment]:
-        """End the group of a member with a lost payload; return all its members."""
-        del payload_id
-        return self.drop(self.workers[worker_id], GroupEndReason.LOST)
+        """End the group, or the row, of a member with a lost payload; return all of it."""
+        group = self.workers[worker_id]
+        chunk = self.chunk_of(group)
+        if self.fragments_per_chunk or chunk is None:
+            return self.drop(group, GroupEndReason.LOST)
+        (lost,) = [each for each in chunk.fragments if each.payload.payload_id == payload_id]
+        return self.drop_row(worker_id, lost.fragment_index)
 
     def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
         """Change the ends of groups with chunks that left unused; not if their session ends."""
