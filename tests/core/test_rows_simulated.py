@@ -144,7 +144,8 @@ class NaiveRow:
             return ADMITTED
         if self.parts[name] != fragment.schema_hash and name:
             return ADMITTED if fragment.replaces else CONFLICT
-        return ADMITTED if fragment.replaces and self.numbers | numbers != self.numbers else DUPLICATE
+        brings = self.numbers | numbers != self.numbers
+        return ADMITTED if fragment.replaces and brings else DUPLICATE
 
     def take(self, fragment: Fragment) -> None:
         self.numbers |= json.loads(fragment.numbers or "{}")

@@ -154,16 +154,18 @@ def test_parts_need_groups(client: breadbox.Client) -> None:
 
 def test_a_claimed_member_is_nobody_elses_until_the_claim_ends(client: breadbox.Client) -> None:
     client.append_many([completion(0), completion(1)])
-    with client.claim("reward", 1, max_wait_s=10) as first:
-        with client.claim("reward", 5, max_wait_s=10) as second:
-            members = [each.metadata.fragment_index for each in first.references]
-            others = [each.metadata.fragment_index for each in second.references]
-            assert (members, others) == ([0], [1])
-            with pytest.raises(WaitElapsedError, match="2 are claimed"):
-                client.claim("reward", max_wait_s=0)
-            (sequence,) = first.sequences()
-            assert sequence.tokens["ids"].tolist() == [0, 1, 2]
-            client.attach(reward(0, 1.0))
+    with (
+        client.claim("reward", 1, max_wait_s=10) as first,
+        client.claim("reward", 5, max_wait_s=10) as second,
+    ):
+        members = [each.metadata.fragment_index for each in first.references]
+        others = [each.metadata.fragment_index for each in second.references]
+        assert (members, others) == ([0], [1])
+        with pytest.raises(WaitElapsedError, match="2 are claimed"):
+            client.claim("reward", max_wait_s=0)
+        (sequence,) = first.sequences()
+        assert sequence.tokens["ids"].tolist() == [0, 1, 2]
+        client.attach(reward(0, 1.0))
     with client.claim("reward", 5, max_wait_s=10) as again:
         assert [each.metadata.fragment_index for each in again.references] == [1]
         client.attach(reward(1, 0.0))

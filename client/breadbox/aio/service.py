@@ -136,9 +136,7 @@ class Service:
         buffer: str | None = None,
     ) -> types.LeaseGrant:
         return await self._interpreter.run(
-            members.claim(
-                self._context, self._buffer(buffer), lacking, count, max_wait_s, lease_s
-            )
+            members.claim(self._context, self._buffer(buffer), lacking, count, max_wait_s, lease_s)
         )
 
     async def renew_ticket(

@@ -1,4 +1,4 @@
-"""Members that verifiers have claimed, each under a read lease: when it ends, others may (B34).
+"""Members that verifiers have claimed, each under a read lease: once it ends they are free (B34).
 
 In memory, as read leases are: attaching a part twice is a duplicate, so a claim that is lost costs
 work, and nothing else.
@@ -26,7 +26,7 @@ class Claims:
         return len(self._held.get(buffer, ()))
 
     def add(self, lease: ReadLease, keys: frozenset[Key]) -> None:
-        """Claim members, which nobody has claimed, for as long as a lease lives."""
+        """Claim members, which are free, for as long as a lease lives."""
         self._keys_of[lease.lease_id] = keys
         self._held.setdefault(lease.buffer, set()).update(keys)
 

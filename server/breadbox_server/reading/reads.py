@@ -358,7 +358,7 @@ class Reads:
             model = await self._core.durable_model(buffer)
             await self._bodies.add(bodies, payloads, absent)
         except BaseException:
-            # Nobody will hear of it.
+            # The caller has left.
             self.leases.release(lease.lease_id)
             raise
         return Claimed(fragments, ReadBody(bodies), lease, model)

@@ -23,7 +23,7 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
-from breadbox_server.core.model.config import PARTS_MAX
+from breadbox_server.core.model.config import MEMBER_PARTS_MAX
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -59,8 +59,8 @@ from breadbox_server.core.model.validation import check_buffer_name, check_int
 from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
-    EPISODES_MAX,
     CLAIM_MEMBERS_MAX,
+    EPISODES_MAX,
     GATEWAY_PAYLOADS_MAX,
     MEMBERS_PAGE_MAX,
     PAGE_SIZE,
@@ -256,9 +256,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         return pb.GiveBackTicketResponse()
 
-    async def Members(
-        self, request: pb.MembersRequest, context: Context
-    ) -> pb.MembersResponse:
+    async def Members(self, request: pb.MembersRequest, context: Context) -> pb.MembersResponse:
         """Show a page of the members of open groups that the caller's token is for."""
         core, buffer = self._driver.core, convert.buffer_name(request.buffer)
         # Before all: members are numbered from 0.
@@ -280,7 +278,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ReadMembersResponse:
         """Return the parts of members, by their keys."""
         caller, names = current_caller(), request.parts
-        check_int("parts", len(names), 0, PARTS_MAX)
+        check_int("parts", len(names), 0, MEMBER_PARTS_MAX)
         found, reply, lease = await self._driver.reading.read_members(
             convert.buffer_name(request.buffer),
             convert.member_keys(request.keys),

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model import errors, inputs
-from breadbox_server.core.model.config import PARTS_MAX, TOKENS
+from breadbox_server.core.model.config import MEMBER_PARTS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
@@ -68,9 +68,9 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
     if chunk is None or member not in chunk.members:
         return
     count = len(chunk.members[member].keys() | {fragment.part})
-    if count > PARTS_MAX:
+    if count > MEMBER_PARTS_MAX:
         raise errors.InvalidArgumentError(
-            "part", f"is one of {count} of its member; the limit is {PARTS_MAX}"
+            "part", f"is one of {count} of its member; the limit is {MEMBER_PARTS_MAX}"
         )
     numbers = chunk.numbers.get(member)
     if numbers and fragment.numbers:

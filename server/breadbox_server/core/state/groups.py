@@ -64,7 +64,7 @@ class GroupChunk(OpenChunk):
         super().__init__(worker_id, list(fragments), touched_at)
         self.fragments = []
         self.members: dict[int, dict[str, int]] = {}
-        """Of each member the places of its parts, in the order in which they came."""
+        """Places of the parts of each member, in the order in which they came."""
         self.numbers: dict[int, str] = {}
         """Numbers of each member, from all that came of it."""
         self.complete: set[int] = set()
@@ -269,9 +269,7 @@ class Groups(Assembly):
         assert chunk is not None, "it has members"
         return self._deliver(group, chunk, GroupEndReason.PARTIAL)
 
-    def _deliver(
-        self, group: Worker, chunk: GroupChunk, reason: GroupEndReason
-    ) -> list[Fragment]:
+    def _deliver(self, group: Worker, chunk: GroupChunk, reason: GroupEndReason) -> list[Fragment]:
         fragments = sorted(self.discard(group), key=_KEY)
         if left_over := [each for each in fragments if each.fragment_index not in chunk.complete]:
             self._on_left_over(left_over)
