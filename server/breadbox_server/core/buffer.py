@@ -377,6 +377,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.TakeTickets: tickets.take,
     inputs.RenewTicket: tickets.renew,
     inputs.GiveBackTicket: tickets.give_back,
+    inputs.UndeliveredTicket: tickets.undo,
     inputs.RenewLease: granting.renew,
     inputs.ReleaseLease: granting.release,
     inputs.UndeliveredGrant: granting.undo,
