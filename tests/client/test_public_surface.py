@@ -90,6 +90,7 @@ TYPES = [
     "StepCounts",
     "StoreConfig",
     "Subscription",
+    "TaggedGroups",
     "Ticket",
     "TicketGrant",
     "TicketRenewal",
@@ -156,7 +157,7 @@ def test_the_types_for_annotations_are_these() -> None:
 
 NEVER_MOVED = {
     *("GroupEnd", "GroupEndReason", "OpenGroup", "PackedBatch", "PaddedBatch", "Service"),
-    *("WorkerSteps", *(each for each in TYPES if each.startswith("Ticket"))),
+    *("TaggedGroups", "WorkerSteps", *(each for each in TYPES if each.startswith("Ticket"))),
 }
 
 

@@ -497,6 +497,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             seen = self._driver.core.describe(convert.buffer_name(request.name))
             buffer = to_buffer(seen)
             buffer.schemas.extend(map(convert.to_schema, seen.schemas))
+            buffer.state.tagged_groups.extend(self._driver.tagged_groups.messages(seen.name))
             buffer.subscriptions.extend(
                 [
                     convert.to_subscription(*each)
