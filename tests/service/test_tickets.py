@@ -91,6 +91,25 @@ async def test_a_renewal_tells_the_version() -> None:
     assert reply.session_id
 
 
+async def test_a_renewal_waits_once_also_while_a_new_version_becomes_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(PACED) as it:
+        await it.start()
+        group = (await take(it)).groups[0]
+        turns, waits = it.server.driver.core.turns, list[None]()
+        settled = turns.settled
+
+        async def counted() -> None:
+            waits.append(None)
+            await settled()
+
+        monkeypatch.setattr(turns, "settled", counted)
+        it.server.driver.core.undurable_models += 1
+        await it.stub.RenewTicket(pb.RenewTicketRequest(group=group), timeout=CALL_S)
+        assert 1 == len(waits)
+
+
 async def test_tickets_of_a_caller_that_goes_while_they_are_given_are_given_back() -> None:
     async with served(PACED) as it:
         await it.start()

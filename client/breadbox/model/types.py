@@ -119,6 +119,8 @@ _INTEGERS: Final = range(-(2**63), 2**63)
 
 def checked_numbers(numbers: Mapping[str, Any]) -> dict[str, Number]:
     """Return numbers as plain values, or raise InvalidRequestError."""
+    if not isinstance(numbers, Mapping):
+        raise InvalidRequestError("numbers", f"must be a mapping, got {numbers!r:.100}")
     if len(numbers) > NUMBERS_MAX:
         raise InvalidRequestError("numbers", f"are {len(numbers)}; the limit is {NUMBERS_MAX}")
     checked = {}

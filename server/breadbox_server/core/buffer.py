@@ -41,7 +41,11 @@ from breadbox_server.core.model.entries import (
     TicketsGiven,
     TimePassed,
 )
-from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
+from breadbox_server.core.model.errors import (
+    DomainError,
+    InvalidArgumentError,
+    RequestNotFoundError,
+)
 from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
@@ -195,9 +199,13 @@ class ReplayBuffer:
         )
 
     def group_ends(self, after: int, count_max: int) -> list[description.GroupEnd]:
-        """Return the first ends of remembered groups after the one of a number."""
-        groups = self._groups
-        return [] if groups is None else groups.ends_after(after, count_max)
+        """Return the first ends of remembered groups after the one of a number.
+
+        InvalidArgumentError: the buffer has no groups.
+        """
+        if (groups := self._groups) is None:
+            raise InvalidArgumentError("buffer", "has no groups: that needs `assembly` groups")
+        return groups.ends_after(after, count_max)
 
     def has_ended(self, group: WorkerId) -> bool:
         """Whether this buffer makes groups, and none of that name is open."""
