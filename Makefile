@@ -141,7 +141,7 @@ release: released-protos  ## Write a release into every file that names one, to 
 release-rehearsal: $(VENV)/.release  ## Release HEAD from end to end, on a clone and a local index
 	$(BIN)/python -m pytest tests/dist/test_release.py -m dist $(ARGS)
 
-chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
+chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7 --tickets --standby")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
 
 crossings: $(VENV)/.ready  ## The same short life wherever settings meet, in minutes (ARGS="--row 7 --verbose" lives one row)

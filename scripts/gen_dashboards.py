@@ -118,6 +118,19 @@ LEARNING_DATA = [
         "ops",
     ),
     Panel(
+        "Groups delivered of those that ended, by tag and length",
+        "Share by the number `tag` of their members and their length. A low one: groups that take "
+        "long are dropped, and the learner is trained on the others.",
+        [
+            (
+                f'sum by (tag, length) (breadbox_tagged_groups{{{OF_BUFFER},end="delivered"}})'
+                f" / sum by (tag, length) (breadbox_tagged_groups{{{OF_BUFFER}}})",
+                "{{tag}} {{length}}",
+            )
+        ],
+        "percentunit",
+    ),
+    Panel(
         "Chunks held",
         "What fetches can draw from, against the limit at which the full policy decides.",
         gauges("chunks", "open_chunks", "capacity_chunks"),

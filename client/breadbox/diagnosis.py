@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.sizes import counted
 from breadbox.model.types import AssemblyPolicy, BufferDescription, FullPolicy
-from breadbox.shared.step_ends import left_out, left_out_text, slow_advice
+from breadbox.shared.step_ends import LEFT_OUT_SHARE, left_out, left_out_text, slow_advice
+
+GROUPS_JUDGED_MIN = 8
+"""Groups of a tag and length that have to end before their share is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +329,35 @@ def _of_groups(seen: _Seen) -> str:
 
 
 def _left_out(seen: _Seen) -> _Judgement | None:
+    return _workers_left_out(seen) or _groups_left_out(seen)
+
+
+def _groups_left_out(seen: _Seen) -> _Judgement | None:
+    """Name the tags and lengths of which far fewer groups are delivered than of all together."""
+    rows = seen.state.tagged_groups
+    delivered_count = sum([each.delivered_count for each in rows])
+    count = delivered_count + sum([each.dropped_count for each in rows])
+    dropped = [
+        f"of {seen.config.tag}={each.tag}, length {each.length_min}-: "
+        f"{each.delivered_count} of {counted(of_row, 'group')}"
+        for each in rows
+        if (of_row := each.delivered_count + each.dropped_count) >= GROUPS_JUDGED_MIN
+        and each.delivered_count * count < LEFT_OUT_SHARE * delivered_count * of_row
+    ]
+    if not dropped:
+        return None
+    return (
+        "LEFT_OUT",
+        f"Of {counted(count, 'group')} that ended, {delivered_count} are delivered; "
+        f"{'; '.join(dropped[:4])}.",
+        [
+            "What takes long becomes stale: begin fewer groups, with tickets (groups_per_version), "
+            "raise staleness_max, or let stale be keep."
+        ],
+    )
+
+
+def _workers_left_out(seen: _Seen) -> _Judgement | None:
     workers = seen.after.workers
     text = left_out_text(workers)
     if not text:

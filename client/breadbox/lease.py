@@ -22,7 +22,8 @@ from breadbox.model.types import (
     TicketGrant,
 )
 from breadbox.operations import operations
-from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, HeldTicket
+from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, Held, HeldTicket
+from breadbox.operations.operations import Operation
 from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
@@ -36,7 +37,31 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Lease(Granted):
+class _Renewed(Held):
+    _interpreter: Interpreter
+    _renewal: BackgroundTask | None = None
+
+    def _end_once(self, ending: Operation[None], is_left_by: BaseException | None) -> None:
+        if self.released:
+            return
+        self.released = True
+        if self._renewal is not None:
+            # Otherwise it would find it gone, and log that it had expired.
+            self._renewal.end()
+        try:
+            self._interpreter.run(ending)
+        except ReplayBufferError as problem:
+            if is_left_by is None:
+                raise
+            # The caller's own error matters more; it then ends by expiry.
+            _log.warning("%s could not be returned: %s", self._name, problem)
+
+    def __enter__(self) -> Self:
+        self._renewal = self._interpreter.run_in_background(self._renewing())
+        return self
+
+
+class Lease(_Renewed, Granted):
     """A granted batch. Use it as a context manager: it is renewed while open.
 
     ```python
@@ -57,9 +82,8 @@ class Lease(Granted):
 
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
         """Use `Client.fetch` instead."""
-        super().__init__(interpreter.context, buffer, grant)
+        Granted.__init__(self, interpreter.context, buffer, grant)
         self._interpreter = interpreter
-        self._renewal: BackgroundTask | None = None
         self._loaders: list[FragmentLoader[Batch]] = []
 
     @property
@@ -332,26 +356,10 @@ class Lease(Granted):
         self._end(mode, None)
 
     def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:
-        if self.released:
-            return
-        self.released = True
         is_used = any(loader.staleness_at_use for loader in self._loaders)
         if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
             mode = ReleaseMode.RETURNED
-        if self._renewal is not None:
-            # Otherwise it would find the lease gone, and log that it had expired.
-            self._renewal.end()
-        try:
-            self._interpreter.run(self._ended(mode, is_left_by))
-        except ReplayBufferError as problem:
-            if is_left_by is None:
-                raise
-            # The caller's own error matters more; the lease then ends by expiry.
-            _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
-
-    def __enter__(self) -> Self:
-        self._renewal = self._interpreter.run_in_background(self._renewing())
-        return self
+        self._end_once(self._ended(mode, is_left_by), is_left_by)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -363,7 +371,7 @@ class Lease(Granted):
             self._end(mode, error)
 
 
-class Ticket(HeldTicket):
+class Ticket(_Renewed, HeldTicket):
     """The right to fill one group, which the server has named. Use it as a context manager.
 
     ```python
@@ -380,9 +388,8 @@ class Ticket(HeldTicket):
 
     def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
         """Use `Client.tickets` instead."""
-        super().__init__(interpreter.context, buffer, group, grant)
+        HeldTicket.__init__(self, interpreter.context, buffer, group, grant)
         self._interpreter = interpreter
-        self._renewal: BackgroundTask | None = None
 
     def give_back(self, member: int | None = None) -> None:
         """Say that the rest of the group, or one member of it, will not come.
@@ -401,30 +408,14 @@ class Ticket(HeldTicket):
         Raises:
             TicketNotFoundError: The ticket has expired.
         """
+        ending = self._given_back(member, None)
         if member is None:
-            self._end(None)
+            self._end_once(ending, None)
         else:
-            self._interpreter.run(self._given_back(member, None))
-
-    def _end(self, is_left_by: BaseException | None) -> None:
-        if self.released:
-            return
-        self.released = True
-        if self._renewal is not None:
-            self._renewal.end()
-        try:
-            self._interpreter.run(self._given_back(None, is_left_by))
-        except ReplayBufferError as problem:
-            if is_left_by is None:
-                raise
-            _log.warning("the ticket of group %s was not given back: %s", self.group, problem)
-
-    def __enter__(self) -> Self:
-        self._renewal = self._interpreter.run_in_background(self._renewing())
-        return self
+            self._interpreter.run(ending)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self._end(error)
+            self._end_once(self._given_back(None, error), error)
         elif self._renewal is not None:
             self._renewal.end()

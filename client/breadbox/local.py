@@ -45,6 +45,7 @@ class ServerOptions(TypedDict, total=False):
     assembly: AssemblyPolicy | str
     group_min: int
     drop_equal: str
+    tag: str
     stale: StalePolicy | str
     groups_per_version: int
     lead_versions: int

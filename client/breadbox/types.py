@@ -32,6 +32,7 @@ from breadbox.model.types import PublishReply as PublishReply
 from breadbox.model.types import QuarantinedFragment as QuarantinedFragment
 from breadbox.model.types import StoreConfig as StoreConfig
 from breadbox.model.types import Subscription as Subscription
+from breadbox.model.types import TaggedGroups as TaggedGroups
 from breadbox.model.types import TicketGrant as TicketGrant
 from breadbox.model.types import TicketRenewal as TicketRenewal
 from breadbox.model.types import TorchDevice as TorchDevice

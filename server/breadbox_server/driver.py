@@ -81,6 +81,7 @@ from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.reads import Reads
 from breadbox_server.reading.session_users import SessionUsers, User
 from breadbox_server.reading.step_ends import StepEnds
+from breadbox_server.reading.tagged_groups import TaggedGroups
 from breadbox_server.reading.uses import Uses
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ class Driver:
         self.session_users = SessionUsers(clock, buffers.__contains__)
         self.chunk_events = ChunkEvents()
         self.step_ends = StepEnds(buffers.collects_groups)
+        self.tagged_groups = TaggedGroups(buffers.tag)
         self._step_ends_shown_at = -math.inf
         self.bodies = InlineBodies(
             *(custodian, self.recent, self.store_watch),
@@ -213,6 +215,7 @@ class Driver:
             self.session_users.forget(buffer)
             self.chunk_events.forget(buffer)
             self.step_ends.forget(buffer)
+            self.tagged_groups.forget(buffer)
             self._metrics.forget_buffer(buffer)
 
         await self.core.carry_out(delete)
@@ -390,6 +393,7 @@ class Driver:
             self._step_ends_shown_at = now
             for name in self.core.buffers.names():
                 metrics.show_step_ends(name, *self.step_ends.totals(name, now))
+                metrics.show_tagged_groups(name, self.tagged_groups.messages(name))
         metrics.watchers.set(self.reading.watcher_count)
         metrics.readers.set(self.reading.reader_count)
         metrics.journal_lag_seconds.set(self.turns.lag_s)
@@ -401,6 +405,7 @@ class Driver:
         disposable: list[Payload] = []
         self.chunk_events.note(events, self.core.clock.now())
         self.step_ends.note(events)
+        self.tagged_groups.note(events)
         for event in events:
             if type(event) is PayloadsDisposable:
                 disposable += event.payloads

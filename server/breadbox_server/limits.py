@@ -413,6 +413,13 @@ LEFT_OUT_NAMES_MAX: Final = limit(
     "the others count as worker `other`",
     metric="breadbox_workers_left_out",
 )
+TAGS_MAX: Final = limit(
+    "values of the number `tag` by which groups are counted",
+    16,
+    BUFFER,
+    "groups of other values count as `other`",
+    metric="breadbox_tagged_groups",
+)
 UNREADABLE_MAX: Final = limit(
     "unreadable payloads named by a release", 4096, MESSAGE, "ARGUMENT_INVALID"
 )

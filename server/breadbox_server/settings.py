@@ -109,6 +109,7 @@ class Settings(LogSettings, BufferLimits):
     and from any worker."""
     group_min: int = _DEFAULTS.group_min
     drop_equal: str = _DEFAULTS.drop_equal
+    tag: str = _DEFAULTS.tag
     groups_per_version: int = _DEFAULTS.groups_per_version
     lead_versions: int = _DEFAULTS.lead_versions
     required_parts: str = _DEFAULTS.required_parts

@@ -36,6 +36,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import ReleaseMode
+from chaos import tickets
 from chaos.groups import GROUP_SIZE, PREFIX, Generator, Member, told
 from chaos.ledger import Ledger
 
@@ -93,7 +94,7 @@ def next_observation(worker_id: str, fragment_index: int, width: int) -> np.ndar
 
     For a worker that is where the next one begins; no member of a group leads to another.
     """
-    follows = 1 if not worker_id.startswith(PREFIX) else GROUP_SIZE
+    follows = GROUP_SIZE if worker_id.startswith((PREFIX, tickets.PREFIX)) else 1
     after: np.ndarray = contents(worker_id, fragment_index + follows, width)[0]
     return after
 
@@ -129,6 +130,14 @@ def in_order(name: str, rng: random.Random) -> Callable[[int], list[Member]]:
         return [(name, next(indices), version) for _ in range(rng.randint(1, 6))]
 
     return following
+
+
+def patient_holder(
+    client: breadbox.Client, ledger: Ledger, rng: random.Random, shared: Path
+) -> Callable[[int], list[Member]]:
+    """Make what names the next members of groups with tickets, whatever a call meets."""
+    holder = tickets.Holder(client, ledger, rng, shared)
+    return lambda version: patiently(ledger, lambda: holder.next_members(version))
 
 
 def produce(
@@ -333,6 +342,8 @@ def watch_ends(client: breadbox.Client, ledger: Ledger) -> None:
         ends = patiently(ledger, partial(client.group_ends, after, max_wait_s=1.0))
         ledger.note("ends", after=after, ends=[told(each) for each in ends])
         after = ends[-1].number if ends else after
+        state = patiently(ledger, client.get_buffer).state
+        ledger.note("watched", tickets=state.ticket_count, open=state.open_chunk_count)
 
 
 def learn_from_mirror(
@@ -472,6 +483,7 @@ def main() -> int:
     parser.add_argument("--rolls-back", action="store_true")
     parser.add_argument("--number", type=int, default=0, help="of a producer, among all")
     parser.add_argument("--groups", action="store_true", help="members of groups, in any order")
+    parser.add_argument("--tickets", action="store_true", help="producers take tickets for them")
     options = parser.parse_args()
     ledger = Ledger(options.folder / f"{options.name}.ledger")
     rng = random.Random(options.seed)
@@ -483,6 +495,9 @@ def main() -> int:
                     following = in_order(options.name, rng)
                     if options.groups:
                         following = Generator(options.number, PRODUCERS, rng).next_members
+                    if options.tickets:
+                        shared = options.folder / "shared"
+                        following = patient_holder(client, ledger, rng, shared)
                     produce(
                         *(client, ledger, following, rng),
                         width=options.width,

@@ -15,6 +15,7 @@ from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS, content_of
 from chaos.groups import GROUP_MIN, GROUP_SIZE, GroupAudit
 from chaos.ledger import read_ledgers
 from chaos.tally import Tally
+from chaos.tickets import TicketAudit
 from chaos.worlds import World
 from support.eventually import eventually_sync
 from support.fsck_process import MUST_BE_0, fsck_report
@@ -38,6 +39,7 @@ class Audit:
         tally: Knows what is excused.
         empties_redis: Whether payloads may be missing at any time.
         has_groups: Whether chunks are groups.
+        has_tickets: Whether producers took tickets for them.
         keeps_all: Whether nothing left the buffer, and mirrors have to hold all of it.
     """
 
@@ -50,6 +52,7 @@ class Audit:
         *,
         empties_redis: bool,
         has_groups: bool,
+        has_tickets: bool,
         keeps_all: bool,
     ) -> None:
         self._world = world
@@ -58,6 +61,7 @@ class Audit:
         self._empties_redis = empties_redis
         self._keeps_all = keeps_all
         self._has_groups = has_groups
+        self._has_tickets = has_tickets
         self._per_chunk = GROUP_SIZE if has_groups else 1 if keeps_all else FRAGMENTS_PER_CHUNK
         self._lines = list(read_ledgers(folder))
         self._appended: dict[Identity, dict[str, Any]] = {}
@@ -80,9 +84,14 @@ class Audit:
             self._check_that_mirrors_hold_all()
         if self._has_groups:
             GroupAudit(self._lines, self._client, self._tally).run()
+        tickets = TicketAudit(self._lines, self._client, self._tally)
+        if self._has_tickets:
+            tickets.run()
         self._check_counters()
         self._check_acknowledged()
         self._check_store()
+        if self._has_tickets:
+            tickets.check_that_all_are_free(SESSION)
         self._check_that_nothing_is_left()
 
     def _wait_for_quiet(self) -> None:
@@ -91,8 +100,9 @@ class Audit:
         eventually_sync(
             lambda: (
                 (state().lease_count, state().waiter_count, state().open_chunk_count) == (0, 0, 0)
+                and (state().ticket_count, state().ticket_waiter_count) == (0, 0)
             ),
-            "leases, waiters and open chunks ending",
+            "leases, waiters, tickets and open chunks ending",
             within_s=SETTLE_S,
         )
 

@@ -15,7 +15,7 @@ GROUPS_PER_S = 25
 BEHIND_MAX = 50
 """Groups that a producer which was away takes up again; of older ones its members are missing."""
 PREFIX = "group-"
-TOLD = {"incomplete", "stale", "lost", "evicted"}
+TOLD = {"incomplete", "stale", "lost", "evicted", "given_back"}
 CHUNKED = {"complete", "partial"}
 
 Member = tuple[str, int, int]
@@ -231,7 +231,7 @@ def told(end: GroupEnd) -> list[Any]:
 
 def last_is_told(end: GroupEnd | None) -> bool:
     """Whether a chunk left without a use."""
-    return end is not None and end.reason.value in TOLD - {"incomplete"}
+    return end is not None and end.reason.value in TOLD - {"incomplete", "given_back"}
 
 
 def all_ends(client: breadbox.Client) -> list[GroupEnd]:

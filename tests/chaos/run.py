@@ -31,6 +31,7 @@ from chaos.groups import GROUP_MIN, GROUP_SIZE  # noqa: E402
 from chaos.ledger import read_ledgers  # noqa: E402
 from chaos.servers import Servers  # noqa: E402
 from chaos.tally import Tally  # noqa: E402
+from chaos.tickets import LIMITS as LIMITS_OF_TICKETS  # noqa: E402
 from chaos.worlds import World, disk_world, redis_world  # noqa: E402
 from support.eventually import eventually_sync  # noqa: E402
 from support.proxy import Proxy  # noqa: E402
@@ -81,6 +82,8 @@ class Options:
     """Whether there are two servers, of which one leads; only over Redis."""
     has_groups: bool = False
     """Whether producers send members of groups; a seed chooses sampler and full policy."""
+    has_tickets: bool = False
+    """Whether producers take tickets for the groups that they fill; needs `has_groups`."""
     is_told: bool = False
     """Whether each fault is written down as it happens."""
 
@@ -124,6 +127,8 @@ class Actor:
             extra.append("--rolls-back")
         if self._chaos.options.has_groups:
             extra.append("--groups")
+        if self._chaos.options.has_tickets:
+            extra.append("--tickets")
         with (self._chaos.folder / f"{self.name}.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -198,7 +203,8 @@ class Chaos:
             policy = self.rng.choice(("evict", "block"))
             varied = ("--sampler", self.rng.choice(SAMPLERS), "--full-policy", policy)
             self.say(" ".join(varied))
-            self._limits = (*LIMITS_OF_GROUPS, *varied)
+            paced = LIMITS_OF_TICKETS if options.has_tickets else ()
+            self._limits = (*LIMITS_OF_GROUPS, *varied, *paced)
         self.server: ServerProcess | Servers
         if options.has_standby:
             pair = [self.new_server("--standby") for _ in range(2)]
@@ -342,6 +348,7 @@ class Chaos:
                 *(self.folder, self.world, client, self.tally),
                 empties_redis="empty-redis" in self._faults.names,
                 has_groups=self.options.has_groups,
+                has_tickets=self.options.has_tickets,
                 keeps_all=self.options.keeps_all,
             ).run()
 
@@ -407,6 +414,9 @@ def main() -> int:
     parser.add_argument(
         "--groups", action="store_true", help="producers send members of groups, in any order"
     )
+    parser.add_argument(
+        "--tickets", action="store_true", help="producers take tickets for groups that they fill"
+    )
     parser.add_argument("--verbose", action="store_true", help="tell each fault as it happens")
     parser.add_argument("--keep", type=Path, help="folder for ledgers and logs; must not exist")
     parsed = parser.parse_args()
@@ -439,7 +449,8 @@ def main() -> int:
                     faults=faults,
                     kills_min=parsed.kills_min,
                     has_standby=parsed.standby,
-                    has_groups=parsed.groups,
+                    has_groups=parsed.groups or parsed.tickets,
+                    has_tickets=parsed.tickets,
                     is_told=parsed.verbose,
                 )
             )

@@ -27,6 +27,8 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     appended: int = 0
     granted: int = 0
+    tickets: int = 0
+    """Tickets that their holders know of."""
     read: int = 0
     """Chunks that readers by a cursor were given."""
     mirrored: int = 0
@@ -58,8 +60,8 @@ class Tally:
         faults = " ".join(f"{name}={count}" for name, count in sorted(self.faults.items()))
         return (
             f"faults {sum(self.faults.values())} ({faults}), appended {self.appended}, "
-            f"granted {self.granted}, read {self.read}, mirrored {self.mirrored}, "
-            f"late {self.late}, younger {self.younger}, "
+            f"granted {self.granted}, tickets {self.tickets}, read {self.read}, "
+            f"mirrored {self.mirrored}, late {self.late}, younger {self.younger}, "
             f"lost {len(self.lost)}, stale {len(self.stale)}, double {len(self.double)}, "
             f"leaked {len(self.leaked)}, wrong {len(self.wrong)}, hung {len(self.hung)}"
         )

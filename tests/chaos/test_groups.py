@@ -1,6 +1,7 @@
 """The judge of groups finds what is wrong, and a run with groups has nothing of it."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,10 +18,15 @@ COMPLETE, PARTIAL = GroupEndReason.COMPLETE, GroupEndReason.PARTIAL
 STALE, EVICTED = GroupEndReason.STALE, GroupEndReason.EVICTED
 KILLS = frozenset({"kill-server", "kill-actor", "kill-mirror", "kill-redis", "stop-server"})
 PAIR = KILLS | {"end-server", "kill-standby", "cut-store"}
+MOST = frozenset(WEIGHTS) - {"empty-redis", "older-redis"}
 WORLDS = {
-    "redis": ("redis", False, frozenset(WEIGHTS) - {"empty-redis", "older-redis"}),
-    "a small disk": ("file", False, frozenset(WEIGHTS)),
-    "a standby": ("redis", True, PAIR),
+    "redis": Options(10.0, 0, Path(), faults=MOST),
+    "a small disk": Options(10.0, 0, Path(), store="file", faults=frozenset(WEIGHTS)),
+    "a standby": Options(10.0, 0, Path(), faults=PAIR, has_standby=True),
+    "tickets": Options(10.0, 0, Path(), faults=MOST, has_tickets=True),
+    "tickets and a standby": Options(
+        *(10.0, 0, Path()), faults=PAIR, has_standby=True, has_tickets=True
+    ),
 }
 
 
@@ -139,18 +145,11 @@ def test_every_member_is_delivered_or_its_end_told_whatever_happens(
     tmp_path: Path, name: str
 ) -> None:
     seed = random.SystemRandom().randrange(2**32)
-    store, has_standby, faults = WORLDS[name]
-    options = Options(
-        *(10.0, seed, tmp_path),
-        store=store,
-        faults=faults,
-        kills_min=1,
-        has_standby=has_standby,
-        has_groups=True,
-    )
+    options = replace(WORLDS[name], seed=seed, folder=tmp_path, kills_min=1, has_groups=True)
     tally = run_chaos(options)
     summary = f"seed {seed}: {tally.summary()}"
     assert [] == tally.problems, summary
     assert tally.appended > 0, summary
     assert tally.granted > 0, summary
     assert tally.mirrored > 0, summary
+    assert options.has_tickets == (tally.tickets > 0), summary

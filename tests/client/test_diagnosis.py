@@ -14,6 +14,7 @@ from breadbox.model.types import (
     BufferState,
     FullPolicy,
     OpenGroup,
+    TaggedGroups,
 )
 
 WATCHED_S = 10.0
@@ -216,6 +217,28 @@ def test_groups_that_lack_members_are_named_with_these_and_for_how_long(arrived:
         "3 s; group 'z' lacks members 1, 2, 3 and 4 more for 1 s."
     )
     assert found.headline.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "sentence"),
+    [
+        (
+            37,
+            "Of 640 groups that ended, 603 are delivered; of task=math, length 4096-: 3 of 40 "
+            "groups.",
+        ),
+        (4, None),
+    ],
+)
+def test_groups_of_a_tag_and_length_that_are_hardly_ever_delivered_are_named(
+    dropped: int, sentence: str | None
+) -> None:
+    rows = (TaggedGroups("easy", 0, 600, 0), TaggedGroups("math", 4096, 3, dropped))
+    after = buffer(tagged_groups=rows, counters={"fragments_admitted": 20})
+    config = replace(after.config, assembly=AssemblyPolicy.GROUPS, tag="task")
+    found = judge(replace(after, config=config))
+    assert (sentence is None) == (found.cause != "LEFT_OUT")
+    assert sentence in (None, found.headline)
 
 
 @pytest.mark.parametrize("open_count", [0, 1])

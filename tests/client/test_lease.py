@@ -285,6 +285,18 @@ def test_batches_come_in_draw_order_with_a_short_last_one(client: breadbox.Clien
     assert list(range(FRAGMENT_COUNT)) == rows
 
 
+@pytest.mark.parametrize("count", ["4", 2.5, None, 0, -1])
+def test_counts_that_are_none_are_refused_with_their_names(
+    client: breadbox.Client, count: Any
+) -> None:
+    with client.fetch(FRAGMENT_COUNT) as lease:
+        with pytest.raises(errors.InvalidRequestError, match="batch_size must be"):
+            next(lease.batches(count))
+        if count is not None:
+            with pytest.raises(errors.InvalidRequestError, match="max_tokens must be"):
+                lease.packed(max_tokens=count)
+
+
 def test_columns_of_a_batch_can_be_chosen(client: breadbox.Client) -> None:
     with client.fetch(FRAGMENT_COUNT) as lease:
         batch = next(lease.batches(4, columns=["reward"]))
@@ -355,7 +367,7 @@ async def test_wrong_options_are_refused_before_anything_is_loaded(
     async_client: aio.Client,
 ) -> None:
     async with await async_client.fetch(FRAGMENT_COUNT) as lease:
-        with pytest.raises(errors.InvalidRequestError, match="batch_size"):
+        with pytest.raises(errors.errors.InvalidRequestError, match="batch_size"):
             lease.batches(0)
         with pytest.raises(errors.InvalidRequestError, match="prefetch_batches"):
             lease.batches(1, prefetch_batches=-1)

@@ -170,12 +170,16 @@ def test_every_field_of_a_buffers_state_is_read() -> None:
                 silent_duration=Duration(seconds=41),
             )
         ],
+        tagged_groups=[
+            buffer_pb2.TaggedGroups(tag="t", length_min=256, delivered_count=3, dropped_count=4)
+        ],
     )
     read = wire.buffer_from_wire(buffer_pb2.Buffer(name="n", state=state)).state
     for field in dataclasses.fields(types.BufferState):
         assert getattr(read, field.name), field.name
     assert (types.QuarantinedFragment("w", 3, "s", "0" * 32),) == read.quarantined
     assert (types.OpenGroup("g", 1, (0, 2), 41.0),) == read.open_groups
+    assert (types.TaggedGroups("t", 256, 3, 4),) == read.tagged_groups
     assert ["a", "b"] == list(read.counters)
     assert [0, 1] == list(read.chunk_count_by_staleness)
 

@@ -66,6 +66,7 @@ from breadbox_server.core.model.inputs import (
     Settle,
     TakeTickets,
     UndeliveredGrant,
+    UndeliveredTicket,
     UpdateBuffer,
     UpdatePriorities,
     WaitForRoom,
@@ -646,7 +647,10 @@ class BufferMachine(RuleBasedStateMachine):
         if expected == "repeated":
             [event] = events
             assert isinstance(event, TicketsTaken)
-            named = [each.group for each in groups.tickets if each.request_id == request_id]
+            alike = [each for each in groups.tickets if each.request_id == request_id]
+            for ticket in alike:
+                ticket.reported_count += 1
+            named = [each.group for each in alike]
             assert (caller_id, named) == (event.caller_id, list(event.groups))
             return
         groups.wait_for_ticket(take, caller_id)
@@ -673,6 +677,14 @@ class BufferMachine(RuleBasedStateMachine):
         name = self.ticket_group(pick)
         error = self.model.give_back_ticket(name, member, self.now)
         self.apply(GiveBackTicket(B, WorkerId(name), member), error)
+
+    @precondition(lambda self: isinstance(self.model, NaiveGroups))
+    @rule(pick=PICKS)
+    def report_undelivered_ticket(self, pick: int) -> None:
+        assert isinstance(self.model, NaiveGroups)
+        name = self.ticket_group(pick)
+        self.model.undo_ticket(name, self.now)
+        self.apply(UndeliveredTicket(B, WorkerId(name)))
 
     @precondition(lambda self: isinstance(self.model, NaiveGroups))
     @rule(pick=PICKS, member=st.integers(0, 2), behind=st.sampled_from([0, 0, 0, 1, 3]))

@@ -33,6 +33,7 @@ class NaiveTicket:
     request_id: str
     lease_s: float
     expires_at: float
+    reported_count: int = 1
     given_back: set[int] = field(default_factory=set)
 
 
@@ -98,7 +99,8 @@ class NaiveGroups(NaiveBuffer):
                 names.append(name)
         self.given_count += count
         lease_s = max(each.lease_s or 0.0 for each in head.callers)
-        self.tickets += [NaiveTicket(n, head.request_id, lease_s, now + lease_s) for n in names]
+        shared = head.request_id, lease_s, now + lease_s, len(head.callers)
+        self.tickets += [NaiveTicket(name, *shared) for name in names]
         return names
 
     def remove_ticket_caller(self, caller_id: CallerId) -> NaiveCaller | None:
@@ -147,6 +149,13 @@ class NaiveGroups(NaiveBuffer):
         self.end_waiting(self.remembered(name), now, "given_back")
         return None
 
+    def undo_ticket(self, name: str, now: float) -> None:
+        ticket = self.find_ticket(name)
+        if ticket is not None:
+            ticket.reported_count -= 1
+            if ticket.reported_count <= 0:
+                self.give_back_ticket(name, None, now)
+
     def remembered(self, name: str) -> NaiveWorker:
         """A group, heard of last; a new one takes the place of an idle one."""
         if name not in self.workers and len(self.workers) >= self.config.workers_max:
@@ -181,6 +190,8 @@ class NaiveGroups(NaiveBuffer):
     def lose_callers(self) -> None:
         super().lose_callers()
         self.ticket_waiters.clear()
+        for ticket in self.tickets:
+            ticket.reported_count = 1
 
     # Ends of groups
 

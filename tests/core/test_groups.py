@@ -399,7 +399,8 @@ def test_the_kind_of_assembly_changes_only_without_a_session_and_its_data() -> N
     assert [("a", "complete", 3)] == ends(world)
     world.end("s1")
     world.update(fragments_per_chunk=2)
-    assert () == tuple(ends(world))
+    with pytest.raises(InvalidArgumentError, match="buffer has no groups"):
+        ends(world)
     assert 1 == world.buffers.group_end_count(DEFAULT_BUFFER)
 
 
@@ -558,13 +559,16 @@ def test_ends_as_equal_survive_a_restart() -> None:
         assert [("agree", "equal", 3), ("open", "equal", 3)] == ends(world)
 
 
+@pytest.mark.parametrize("option", ["drop_equal", "tag"])
 @pytest.mark.parametrize(
-    ("limits", "text"),
+    ("name", "limits", "text"),
     [
-        ({"drop_equal": "reward", "assembly": AssemblyPolicy.CONSECUTIVE}, "groups alone"),
-        ({"drop_equal": "r" * 65}, "at most 64 bytes"),
+        ("reward", {"assembly": AssemblyPolicy.CONSECUTIVE}, "groups alone"),
+        ("r" * 65, {}, "at most 64 bytes"),
     ],
 )
-def test_a_name_to_drop_by_that_cannot_be_is_refused(limits: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"drop_equal.*{text}"):
-        world_of_groups(**limits)
+def test_a_name_of_a_number_that_cannot_be_is_refused(
+    option: str, name: str, limits: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"{option}.*{text}"):
+        world_of_groups(**{option: name}, **limits)

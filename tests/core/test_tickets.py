@@ -35,6 +35,7 @@ from breadbox_server.core.model.inputs import (
     GiveBackTicket,
     RenewTicket,
     TakeTickets,
+    UndeliveredTicket,
 )
 from core.world import World
 
@@ -246,6 +247,29 @@ def test_a_retry_that_waits_gets_the_same_tickets_as_the_first_call() -> None:
     told = world.events(TicketsTaken)
     assert callers == [each.caller_id for each in told]
     assert told[0].groups == told[1].groups
+
+
+def test_tickets_are_given_back_once_none_of_their_callers_was_reached() -> None:
+    world = Producers()
+    [group] = world.take(1)
+    world.ask(1)
+    lost = UndeliveredTicket(B, WorkerId(group))
+    world.buffers.apply(lost, now=world.now)
+    assert [] == world.ends(), "the retry has it"
+    world.buffers.apply(lost, now=world.now)
+    assert [(group, "given_back")] == world.ends()
+    world.buffers.apply(lost, now=world.now)
+    assert {"given_back": 1} == world.ended()
+    world.restart()
+
+
+def test_a_ticket_of_before_a_restart_counts_as_received() -> None:
+    world = Producers()
+    [group] = world.take(1)
+    world.restart()
+    world.ask(1)
+    world.buffers.apply(UndeliveredTicket(B, WorkerId(group)), now=world.now)
+    assert ([], 1) == (world.ends(), world.seen().ticket_count)
 
 
 def test_a_ticket_without_a_member_that_expires_ends_its_group_as_lost() -> None:

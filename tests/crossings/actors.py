@@ -51,8 +51,12 @@ def observations(items: Items, width: int) -> np.ndarray:
 class Maker:
     """Makes fragments whose steps are numbered, as different as the server's schema allows."""
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, take_ticket: Callable[[], breadbox.types.Ticket]
+    ) -> None:
         self._arguments = arguments
+        self._take_ticket = take_ticket
+        self._group = ""
         self._next = first_number(arguments.team, arguments.life)
         self.index = 0
 
@@ -72,7 +76,11 @@ class Maker:
         worker, number = self._arguments.name, index
         per_chunk = self._arguments.per_chunk
         if per_chunk > 1:  # Members of a group, the last one first.
-            worker, number = f"{worker}.{index // per_chunk}", per_chunk - 1 - index % per_chunk
+            number = per_chunk - 1 - index % per_chunk
+            if number == per_chunk - 1:
+                named = f"{worker}.{index // per_chunk}"
+                self._group = self._take_ticket().group if self._arguments.tickets else named
+            worker = self._group
         return Fragment(
             worker_id=worker,
             fragment_index=number,
@@ -112,12 +120,16 @@ class Producer:
         self.arguments = arguments
         self.ledger = ledger
         self.stack = stack
-        self.maker = Maker(arguments)
+        self.maker = Maker(arguments, self.take_ticket)
         self.open()
 
     def open(self) -> None:
         """Connect."""
         self.client = self.stack.enter_context(connect_from_environment())
+
+    def take_ticket(self) -> breadbox.types.Ticket:
+        """Take one, as long as an outage lasts."""
+        return self.client.tickets(1, max_wait_s=WAIT_S)[0]
 
     def produce(self, count: int, version: int) -> None:
         """Append so many fragments, and return once all are answered."""
@@ -161,6 +173,10 @@ class AsyncProducer(Producer):
 
         self._async = self._run(make())
         self.stack.callback(lambda: self._run(self._async.close()))
+
+    def take_ticket(self) -> Any:
+        """Take one, as long as an outage lasts."""
+        return self._run(self._async.tickets(1, max_wait_s=WAIT_S))[0]
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -491,6 +507,7 @@ def main() -> int:
     parser.add_argument("--schema", required=True)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--per-chunk", type=int, required=True)
+    parser.add_argument("--tickets", type=int, required=True)
     parser.add_argument("--team", type=int, required=True)
     parser.add_argument("--life", type=int, required=True)
     parser.add_argument("--folder", type=Path, required=True)

@@ -83,6 +83,7 @@ class Team:
             "schema": setting.schema,
             "width": WIDTHS[setting.path],
             "per-chunk": setting.per_chunk,
+            "tickets": int(setting.assembly == "tickets"),
         }
         environment = partial(self._world.environment, self.buffer, role)
         return Actor(self._world.folder, self.buffer, kind, options, environment)
@@ -484,7 +485,7 @@ class Life:
         evicted = self.setting.per_chunk * counters["chunks_evicted_capacity"]
         if books.evicted != evicted:
             problems.append(f"{books.evicted} had to leave for others, {evicted} are counted")
-        if self.setting.assembly == "groups":
+        if self.setting.per_chunk > 1:
             problems += self._problems_of_ends(team, state)
         return problems
 
@@ -496,6 +497,10 @@ class Life:
         came = state.counters["fragments_admitted"]
         if there != came or len({each.group for each in ends}) < len(ends):
             problems.append(f"{came} members came in, {there} are of ends or open")
+        given = state.counters["tickets_given"] if self.setting.assembly == "tickets" else 0
+        ended = state.counters["tickets_ended_group_ended"]
+        if (given - ended, given > 0) != (state.ticket_count, self.setting.assembly == "tickets"):
+            problems.append(f"{given} tickets were given, {ended} ended, {state.ticket_count} left")
         return problems
 
     def _held(self, team: Team) -> list[Items]:

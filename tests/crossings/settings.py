@@ -27,7 +27,7 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "standby": (False, True),
     "tenants": (1, 2),
     "retains": (False, True),
-    "assembly": ("consecutive", "groups"),
+    "assembly": ("consecutive", "groups", "tickets"),
 }
 IN_ANY_ORDER = ("blocking", "asyncio", "appender")
 """Producers that may send members of groups."""
@@ -61,12 +61,13 @@ class Setting:
     retains: bool
     """Whether a retaining subscription follows each buffer."""
     assembly: str = "consecutive"
-    """What a chunk is: a fragment, or a group of two, of which the second comes first."""
+    """What a chunk is: a fragment, or a group of two, of which the second comes first; with
+    tickets the server names it."""
 
     @property
     def per_chunk(self) -> int:
         """Fragments that are a chunk."""
-        return 2 if self.assembly == "groups" else 1
+        return 1 if self.assembly == "consecutive" else 2
 
     def __str__(self) -> str:
         told = []
@@ -89,7 +90,8 @@ def why_not(chosen: Mapping[str, Any]) -> str:
         chosen: Values by name, of some or all settings.
     """
     has = set(chosen.items())
-    if ("assembly", "groups") in has and chosen.get("producer", "blocking") not in IN_ANY_ORDER:
+    in_groups = chosen.get("assembly", "consecutive") != "consecutive"
+    if in_groups and chosen.get("producer", "blocking") not in IN_ANY_ORDER:
         return "what cuts steps into fragments makes consecutive ones"
     of_directory = ("store", "file") in has
     if of_directory and ("standby", True) in has:
@@ -124,16 +126,21 @@ def covering(seed: int = 0) -> list[Setting]:
     while missing:
         rows.append(_row_with(min(missing, key=repr), values))
         missing -= set(pairs_of(rows[-1]))
-    return _with_groups(_varied(rows, rng, values), values)
+    rows = _varied(rows, rng, values)
+    for assembly in VALUES["assembly"][1:]:
+        rows = _with_groups(rows, assembly, values)
+    return rows
 
 
-def _with_groups(rows: Sequence[Setting], values: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    """Rows of which the last ones have groups, so many that groups meet everything."""
+def _with_groups(
+    rows: Sequence[Setting], assembly: str, values: Mapping[str, Sequence[Any]]
+) -> list[Setting]:
+    """Rows of which some of the last ones have groups, so many that these meet everything."""
     made = list(rows)
     counts = Counter(pair for row in made for pair in pairs_of(row))
-    missing = {pair for pair in possible_pairs() if pair[1] == ("assembly", "groups")}
+    missing = {pair for pair in possible_pairs() if pair[1] == ("assembly", assembly)}
     for number, old in reversed(list(enumerate(rows))):
-        new = replace(old, assembly="groups")
+        new = replace(old, assembly=assembly)
         lost = set(pairs_of(old)) - set(pairs_of(new))
         is_needed = any(counts[pair] == 1 for pair in lost)
         if is_needed or why_not(new.named()) or not missing & set(pairs_of(new)):

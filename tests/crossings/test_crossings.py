@@ -18,8 +18,8 @@ from crossings.settings import VALUES, all_pairs, covering, pairs_of, possible_p
 from support.server_process import ServerProcess
 
 SEED = 0
-SAMPLE = (*range(8), 13)
-"""The first rows, and the first one with groups."""
+SAMPLE = (*range(8), 10, 13)
+"""The first rows, one with tickets, and one with groups."""
 SAMPLE_SHARE = 2 / 3
 KEEPS_ALL = 2**40
 

@@ -130,6 +130,7 @@ class _Act:
                     assembly=AssemblyPolicy.GROUPS,
                     group_min=2,
                     drop_equal="reward",
+                    tag="task",
                     open_chunk_s=1.5,
                 ),
             )

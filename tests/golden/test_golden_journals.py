@@ -46,6 +46,7 @@ SINCE = {
     "groups_stale": 5,
     "lead_chunks": 3,
     "numbers": 6,
+    "tag": 6,
     "population": 2,
     "probability": 2,
     "fragments_discarded_dropped": 6,

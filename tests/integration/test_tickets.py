@@ -196,6 +196,27 @@ def test_a_ticket_is_late_once_its_group_would_be_too_stale(server: ServerProces
             client.service.give_back_ticket("ticket-77")
 
 
+@pytest.mark.parametrize("told_by", ["append", "watch_model"])
+def test_a_ticket_is_late_once_an_answer_names_the_next_session(
+    server: ServerProcess, told_by: str
+) -> None:
+    with breadbox.connect(server.address) as client, breadbox.connect(server.address) as learner:
+        learner.start_session("s")
+        [ticket] = client.tickets(1, max_wait_s=5)
+        client.append(member(ticket.group, 0))
+        assert not ticket.late
+        learner.start_session("t")
+        assert not ticket.late, "nobody has said so"
+        if told_by == "append":
+            outcome = client.append(member(ticket.group, 1)).outcome
+            assert breadbox.AdmissionOutcome.WRONG_SESSION is outcome
+        else:
+            client.watch_model(None)
+        assert ticket.late
+        [new] = client.tickets(1, max_wait_s=5)
+        assert (False, True) == (new.late, ticket.late)
+
+
 def test_why_a_request_waits_is_said_in_the_error_and_by_explain(server: ServerProcess) -> None:
     with breadbox.connect(server.address) as client:
         client.start_session("s")

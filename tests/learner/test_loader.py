@@ -22,7 +22,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import FragmentReference
 from breadbox.reading.batches import Batch
-from breadbox.reading.loading import LoaderOptions, LoadOrder
+from breadbox.reading.loading import LoaderOptions, LoadOrder, fresh_rows
 from breadbox.transport.prefetch import prefetched
 from support.references import groups, numbers, references
 
@@ -129,6 +129,14 @@ def test_a_group_with_a_member_that_is_too_stale_is_left_out_as_a_whole() -> Non
     assert [[0, 1, 2]] == [numbers(batch.references) for batch in made.batches(members, 6)]
     assert [3, 4, 5] == numbers(made.left_out)
     assert {0: 2, 1: 1} == made.staleness_at_use
+
+
+def test_a_member_that_a_rank_got_again_is_judged_with_its_group() -> None:
+    first, *others = groups(3)
+    rows = [first, *others, first]
+    assert [] == fresh_rows(rows, [0, 0, 2, 0], 1)
+    assert [0, 1, 2, 3] == fresh_rows(rows, [0, 0, 2, 0], 2)
+    assert [0, 1, 2, 3] == fresh_rows(rows, [0, 0, 2, 0], None)
 
 
 def test_a_loader_without_a_limit_only_counts_the_staleness_at_use() -> None:

@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -608,6 +609,7 @@ def aging(
         for index, each in enumerate(versions)
     ]
     client, now = OddClient(4, *fragments), [at_grant]
+    in_groups(client, 1)
     client.version = at_grant
     source = LeaseSource(
         client,  # type: ignore[arg-type]
@@ -627,6 +629,33 @@ def test_fragments_too_stale_at_their_update_are_left_out_and_counted() -> None:
     assert ([3, 2, 3], [0, 1, 0]) == (fetched.versions, fetched.staleness)
     assert [0.0, 1.0, 2.0] == fetched.batch.obs[:, 0, 0].tolist()
     assert [1, 0] == [source.take_left_out_count() for _ in range(2)]
+    source.close()
+
+
+def in_groups(client: OddClient, size: int) -> None:
+    """Let the fragments be the members of groups, as a server grants them."""
+    client.references = [
+        replace(each, chunk_id=number // size, metadata=replace(each.metadata, discontinuity=True))
+        for number, each in enumerate(client.references)
+    ]
+
+
+def test_a_group_with_a_member_too_stale_at_its_update_is_left_out_as_a_whole() -> None:
+    client, source, now = aging(3, 1, 2, 3, at_grant=3, max_staleness_at_use=2)
+    in_groups(client, 2)
+    now[0] = 4
+    assert [2, 3] == rows_of(source.next(never))
+    assert 2 == source.take_left_out_count()
+    source.close()
+
+
+def test_a_rank_fills_up_with_whole_groups() -> None:
+    client, source, now = aging(
+        *(3, 1, 2, 3), at_grant=3, max_staleness_at_use=2, share=Share(1, 2, "nonce")
+    )
+    in_groups(client, 2)
+    now[0] = 4
+    assert [2, 3, 2, 3] == rows_of(source.next(never))
     source.close()
 
 

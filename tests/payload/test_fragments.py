@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from breadbox.mirror import ReplayMirror
 from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
@@ -26,6 +27,7 @@ from breadbox.payload import (
     write_weights,
 )
 from breadbox.payload.fragments import write_and_describe
+from breadbox.reading.batches import load_batch
 from breadbox.stores import PayloadStore, open_store
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment
@@ -105,6 +107,24 @@ def test_columns_that_are_absent_are_none_but_unknown_ones_are_refused(store: Pa
     for column in ("obs.imag", "rewards", "obs.image.x", ""):
         with pytest.raises(InvalidRequestError):
             read_fragments(store, references, columns=[column])
+
+
+@pytest.mark.parametrize("columns", ["reward", b"reward", 7, [3]])
+def test_columns_that_are_no_list_of_texts_are_refused(store: PayloadStore, columns: Any) -> None:
+    references = stored(store, plain_fragment())
+    with pytest.raises(InvalidRequestError, match="columns must be a list such as "):
+        read_fragments(store, references, columns=columns)
+    with pytest.raises(InvalidRequestError, match="columns must be a list such as "):
+        load_batch(store, references, columns=columns)
+    with pytest.raises(InvalidRequestError, match="columns must be a list such as "):
+        ReplayMirror("localhost:1", columns=columns)
+
+
+@pytest.mark.parametrize("steps", [3, (1,), ("a", "b"), (3, 2), (-1, 2)])
+def test_steps_that_are_no_span_are_refused(store: PayloadStore, steps: Any) -> None:
+    references = stored(store, plain_fragment())
+    with pytest.raises(InvalidRequestError, match=r"steps must be \[a, b\)"):
+        read_fragments(store, references, steps=steps)
 
 
 @pytest.mark.parametrize("codecs", ["raw", "zstd"])

@@ -63,6 +63,14 @@ def joined(sequences: Sequence[breadbox.Sequence], name: str) -> Any:
 LENGTHS = [3, 1, 7, 2, 7]
 
 
+@pytest.mark.parametrize("columns", ["ids", [3], 3])
+def test_columns_that_are_no_list_of_texts_are_refused(store: PayloadStore, columns: Any) -> None:
+    references = stored(store, [sequence(3)])
+    for kind in (PackedBatch, PaddedBatch):
+        with pytest.raises(InvalidRequestError, match="columns must be a list such as "):
+            load_sequences(kind, store, references, positions=[0], columns=columns)
+
+
 @pytest.mark.parametrize("codecs", ["raw", "zstd"])
 def test_packed_columns_are_the_sequences_one_behind_the_other(
     store: PayloadStore, codecs: str

@@ -212,6 +212,8 @@ def test_tokens_of_other_than_the_announced_length_are_damage(store: PayloadStor
         ({"tokens": {"a": np.float32(1)}}, TreeMismatchError, r"tokens\.a"),
         ({"tokens": {"a": np.ones(2), "b": np.ones(3)}}, TreeMismatchError, r"tokens\.b"),
         ({"tokens": {"a": np.ones(2)}, "context": {"a": 1}}, InvalidRequestError, "as well"),
+        ({"numbers": 7}, InvalidRequestError, "numbers must be a mapping"),
+        ({"numbers": [("a", 1)]}, InvalidRequestError, "numbers must be a mapping"),
         ({"numbers": {str(n): n for n in range(17)}}, InvalidRequestError, "are 17; the limit"),
         ({"numbers": {"a" * 65: 1}}, InvalidRequestError, "1 to 64 bytes"),
         ({"numbers": {"ä" * 33: 1}}, InvalidRequestError, "1 to 64 bytes"),
@@ -227,6 +229,31 @@ def test_what_is_no_sequence_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(error, match=text):
         sequence(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"group": 7}, "group must be text, got 7"),
+        ({"group": None}, "group must be text, got None"),
+        ({"group": ["g"]}, "group must be text"),
+        ({"session_id": 3}, "session_id must be text, got 3"),
+        ({"member": "0"}, "member must be a whole number, got '0'"),
+        ({"member": None}, "member must be a whole number, got None"),
+    ],
+)
+def test_an_identity_of_a_wrong_type_is_refused_with_its_name(
+    wrong: dict[str, Any], text: str
+) -> None:
+    member, fragment = sequence(), vector_fragment(0)
+    of_steps = {"group": "worker_id", "member": "fragment_index"}
+    for name, value in wrong.items():
+        setattr(member, name, value)
+        setattr(fragment, of_steps.get(name, name), value)
+        with pytest.raises(InvalidRequestError, match=text):
+            encode_fragment(member)
+        with pytest.raises(InvalidRequestError, match=of_steps.get(name, name)):
+            encode_fragment(fragment)
 
 
 def test_numbers_become_plain_values() -> None:

@@ -123,6 +123,14 @@ async def test_a_wait_for_ends_elapses_without_any() -> None:
         assert [] == told(await ends(it))
 
 
+async def test_ends_of_a_buffer_without_groups_are_refused_and_not_waited_for() -> None:
+    async with served() as it:
+        await it.start()
+        with pytest.raises(grpc.aio.AioRpcError, match="buffer has no groups") as refused:
+            await ends(it, wait_s=60.0)
+        assert grpc.StatusCode.INVALID_ARGUMENT is refused.value.code()
+
+
 async def test_a_wait_ends_with_its_buffer() -> None:
     async with served(GROUPS) as it:
         gone = BufferName("gone")

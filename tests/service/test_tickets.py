@@ -1,5 +1,6 @@
 """Tickets over gRPC: waits, callers that go, holders' limits, tokens that are bound to workers."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import driver
 from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, StalePolicy
-from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.ids import BufferName, RequestId, WorkerId
+from breadbox_server.core.model.inputs import GiveBackTicket, TakeTickets
 from support.eventually import eventually
 from support.served import CALL_S, Served, served, span
 from support.token_files import bearer, write_tokens
 
+BUFFER = BufferName("default")
 PACED = BufferConfig(
     fragments_per_chunk=2,
     assembly=AssemblyPolicy.GROUPS,
@@ -40,7 +43,7 @@ def give_back(it: Served, group: str, **more: Any) -> Any:
 
 
 def waiting_count(it: Served) -> int:
-    return it.server.driver.core.describe(BufferName("default")).ticket_waiter_count
+    return it.server.driver.core.describe(BUFFER).ticket_waiter_count
 
 
 async def test_a_request_that_waits_gets_what_is_given_back() -> None:
@@ -88,6 +91,25 @@ async def test_a_renewal_tells_the_version() -> None:
     assert reply.session_id
 
 
+async def test_a_renewal_waits_once_also_while_a_new_version_becomes_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(PACED) as it:
+        await it.start()
+        group = (await take(it)).groups[0]
+        turns, waits = it.server.driver.core.turns, list[None]()
+        settled = turns.settled
+
+        async def counted() -> None:
+            waits.append(None)
+            await settled()
+
+        monkeypatch.setattr(turns, "settled", counted)
+        it.server.driver.core.undurable_models += 1
+        await it.stub.RenewTicket(pb.RenewTicketRequest(group=group), timeout=CALL_S)
+        assert 1 == len(waits)
+
+
 async def test_tickets_of_a_caller_that_goes_while_they_are_given_are_given_back() -> None:
     async with served(PACED) as it:
         await it.start()
@@ -98,6 +120,29 @@ async def test_tickets_of_a_caller_that_goes_while_they_are_given_are_given_back
         await eventually(lambda: waiting_count(it) == 0)
         await give_back(it, groups[0])
         assert 1 == len((await take(it, request_id="next")).groups)
+
+
+async def test_tickets_of_a_caller_that_goes_stay_those_of_its_retry() -> None:
+    async with served(PACED) as it:
+        await it.start()
+        first, _ = (await take(it)).groups
+        core = it.server.driver.core
+        command = TakeTickets(
+            BUFFER,
+            request_id=RequestId("again"),
+            ticket_count=1,
+            deadline_at=it.clock.now() + 60.0,
+            lease_s=60.0,
+        )
+        async with asyncio.TaskGroup() as calls:
+            gone, again = (calls.create_task(core.wait(command)) for _ in range(2))
+            await eventually(lambda: core.waiting_count == 2)
+            gone.cancel()  # Its connection broke; it has not run yet when the ticket is given.
+            core.apply_now(GiveBackTicket(BUFFER, WorkerId(first)))
+        [group] = again.result().groups
+        ends = await it.stub.GroupEnds(pb.GroupEndsRequest(), timeout=CALL_S)
+        assert [first] == [each.group for each in ends.ends]
+        await give_back(it, group)
 
 
 async def test_a_holder_has_a_limit_that_those_that_wait_count_in(

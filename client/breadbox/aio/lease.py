@@ -20,7 +20,8 @@ from breadbox.model.types import (
     TicketGrant,
 )
 from breadbox.operations import operations
-from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, HeldTicket
+from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, Held, HeldTicket
+from breadbox.operations.operations import Operation
 from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
@@ -34,7 +35,33 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Lease(Granted):
+class _Renewed(Held):
+    """What leases and tickets share: they are renewed in their block, and ended once."""
+
+    _interpreter: Interpreter
+    _renewal: BackgroundTask | None = None
+
+    async def _end_once(self, ending: Operation[None], is_left_by: BaseException | None) -> None:
+        if self.released:
+            return
+        self.released = True
+        if self._renewal is not None:
+            # Otherwise it would find it gone, and log that it had expired.
+            await self._renewal.end()
+        try:
+            await self._interpreter.run(ending)
+        except ReplayBufferError as problem:
+            if is_left_by is None:
+                raise
+            # The caller's own error matters more; it then ends by expiry.
+            _log.warning("%s could not be returned: %s", self._name, problem)
+
+    async def __aenter__(self) -> Self:
+        self._renewal = self._interpreter.run_in_background(self._renewing())
+        return self
+
+
+class Lease(_Renewed, Granted):
     """A granted batch, as `breadbox.types.Lease`: an async context manager that renews it.
 
     For one task at a time. A cancellation that leaves the block returns the lease. A loop over
@@ -43,9 +70,8 @@ class Lease(Granted):
     """
 
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        super().__init__(interpreter.context, buffer, grant)
+        Granted.__init__(self, interpreter.context, buffer, grant)
         self._interpreter = interpreter
-        self._renewal: BackgroundTask | None = None
         self._loaders: list[FragmentLoader[Batch]] = []
 
     @property
@@ -176,26 +202,10 @@ class Lease(Granted):
         await self._end(mode, None)
 
     async def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:
-        if self.released:
-            return
-        self.released = True
         is_used = any(loader.staleness_at_use for loader in self._loaders)
         if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
             mode = ReleaseMode.RETURNED
-        if self._renewal is not None:
-            # Otherwise it would find the lease gone, and log that it had expired.
-            await self._renewal.end()
-        try:
-            await self._interpreter.run(self._ended(mode, is_left_by))
-        except ReplayBufferError as problem:
-            if is_left_by is None:
-                raise
-            # The caller's own error matters more; the lease then ends by expiry.
-            _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
-
-    async def __aenter__(self) -> Self:
-        self._renewal = self._interpreter.run_in_background(self._renewing())
-        return self
+        await self._end_once(self._ended(mode, is_left_by), is_left_by)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -207,39 +217,22 @@ class Lease(Granted):
             await self._end(mode, error)
 
 
-class Ticket(HeldTicket):
+class Ticket(_Renewed, HeldTicket):
     """The right to fill one group, as `breadbox.types.Ticket`: an async context manager."""
 
     def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
-        super().__init__(interpreter.context, buffer, group, grant)
+        HeldTicket.__init__(self, interpreter.context, buffer, group, grant)
         self._interpreter = interpreter
-        self._renewal: BackgroundTask | None = None
 
     async def give_back(self, member: int | None = None) -> None:
+        ending = self._given_back(member, None)
         if member is None:
-            await self._end(None)
+            await self._end_once(ending, None)
         else:
-            await self._interpreter.run(self._given_back(member, None))
-
-    async def _end(self, is_left_by: BaseException | None) -> None:
-        if self.released:
-            return
-        self.released = True
-        if self._renewal is not None:
-            await self._renewal.end()
-        try:
-            await self._interpreter.run(self._given_back(None, is_left_by))
-        except ReplayBufferError as problem:
-            if is_left_by is None:
-                raise
-            _log.warning("the ticket of group %s was not given back: %s", self.group, problem)
-
-    async def __aenter__(self) -> Self:
-        self._renewal = self._interpreter.run_in_background(self._renewing())
-        return self
+            await self._interpreter.run(ending)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            await self._end(error)
+            await self._end_once(self._given_back(None, error), error)
         elif self._renewal is not None:
             await self._renewal.end()

@@ -33,6 +33,9 @@ class BufferLimits(Settings):
     drop_equal: str | None = setting(None, environment=False)
     """Name of a number of sequences, such as reward: a group is dropped if all its members have the
     same. Empty: none is."""
+    tag: str | None = setting(None, environment=False)
+    """Name of a number or text of sequences, such as task: stats, metrics and breadbox explain say
+    what became of groups by it. Empty: by none."""
     groups_per_version: int | None = setting(None, environment=False, ge=0)
     """Groups that the learner takes for each version: so many tickets are given for each. 0: none
     are given."""

@@ -24,6 +24,7 @@ from breadbox.mirror.drawing import (
 from breadbox.mirror.storage.index import NONE, Numbers
 from breadbox.mirror.storage.rings import Memory
 from breadbox.mirror.storage.step_storage import FilledStepStorage, StepStorage
+from breadbox.model.checks import check_number, check_whole
 from breadbox.model.errors import InvalidRequestError, UnavailableError, WaitElapsedError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.types import Device
@@ -297,7 +298,7 @@ class StepMemory:
         """
         check_whole("batch_size", batch_size, 1, 1 << 24)
         check_whole("n_step", n_step, 1, 1024)
-        _check_number("gamma", gamma, 0, 1)
+        check_number("gamma", gamma, 0, 1)
         how = _how(prioritised)
 
         def choose() -> tuple[Numbers, Callable[[], StepBatch]]:
@@ -420,7 +421,7 @@ class StepMemory:
         """
         check_whole("batch_size", batch_size, 1, 1 << 24)
         check_whole("goals_per_step", goals_per_step, 0, 1 << 16)
-        _check_number("gamma", gamma, 0, 1)
+        check_number("gamma", gamma, 0, 1)
         if strategy not in get_args(GoalStrategy):
             raise InvalidRequestError(
                 "strategy", f"must be one of {get_args(GoalStrategy)}, got {strategy!r}"
@@ -693,21 +694,6 @@ def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
             f"{prioritised!r}",
         )
     return Prioritised() if prioritised else False
-
-
-def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise InvalidRequestError if an argument is not an integer in its range."""
-    if not isinstance(value, int | np.integer):
-        raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
-    if most is None and value < least:
-        raise InvalidRequestError(name, f"must be at least {least}, got {value}")
-    if most is not None:
-        _check_number(name, value, least, most)
-
-
-def _check_number(name: str, value: object, least: float, most: float) -> None:
-    if not isinstance(value, int | float | np.number) or not least <= value <= most:
-        raise InvalidRequestError(name, f"must be from {least} to {most}, got {value!r}")
 
 
 def _stopped_midway() -> UnavailableError:

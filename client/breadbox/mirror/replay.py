@@ -7,10 +7,11 @@ from typing import Any, Self
 
 from breadbox.client import Client, connect
 from breadbox.mirror.following import MirrorReader, Selection
-from breadbox.mirror.memory import StepMemory, check_whole
+from breadbox.mirror.memory import StepMemory
 from breadbox.mirror.sharing.process import AttachedSource, OwnedSource, ProcessSource
 from breadbox.mirror.storage.rings import Memory
 from breadbox.mirror.storage.step_storage import FilledStepStorage, StepStorage
+from breadbox.model.checks import check_whole, checked_columns
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.options import ClientOptions
 from breadbox.shared.process_bound import ProcessBound
@@ -81,8 +82,8 @@ class ReplayMirror(ProcessBound, StepMemory):
         **connection: Any,
     ) -> None:
         check_whole("capacity_steps", capacity_steps, 1)
-        kept = None if columns is None else list(columns)
-        selection, stack = Selection(buffer, subscription, kept), frame_stack or {}
+        selection = Selection(buffer, subscription, checked_columns(columns))
+        stack = frame_stack or {}
         if process:
             server, options = _address_and_options(client, buffer, connection)
             owned = OwnedSource(server, options, selection, int(capacity_steps), stack)

@@ -119,6 +119,8 @@ _INTEGERS: Final = range(-(2**63), 2**63)
 
 def checked_numbers(numbers: Mapping[str, Any]) -> dict[str, Number]:
     """Return numbers as plain values, or raise InvalidRequestError."""
+    if not isinstance(numbers, Mapping):
+        raise InvalidRequestError("numbers", f"must be a mapping, got {numbers!r:.100}")
     if len(numbers) > NUMBERS_MAX:
         raise InvalidRequestError("numbers", f"are {len(numbers)}; the limit is {NUMBERS_MAX}")
     checked = {}
@@ -385,6 +387,7 @@ class BufferConfig:
     assembly: AssemblyPolicy | None = None
     group_min: int | None = None
     drop_equal: str | None = None
+    tag: str | None = None
     stale: StalePolicy | None = None
     groups_per_version: int | None = None
     lead_versions: int | None = None
@@ -499,6 +502,18 @@ class GroupEnd(NamedTuple):
     """Members that were admitted."""
 
 
+class TaggedGroups(NamedTuple):
+    """Groups of one tag and length that were delivered, or dropped before a use."""
+
+    tag: str
+    """The members' number or text of the buffer's `tag`, as text; empty if they have none, and
+    "other" beyond 16 values."""
+    length_min: int
+    """Smallest length of the interval; the length of a group is that of its longest member."""
+    delivered_count: int
+    dropped_count: int
+
+
 @dataclass(frozen=True, slots=True)
 class BufferState:
     """Gauges and counters of a buffer; counters cover its whole life."""
@@ -547,6 +562,9 @@ class BufferState:
     """Requests that wait for tickets."""
     ticket_waiting_reason: str = ""
     """One sentence: what the next request for a ticket would wait for, or empty if it would not."""
+    tagged_groups: tuple[TaggedGroups, ...] = ()
+    """What became of groups since the server's start, by the number that the buffer's `tag` names;
+    only of `get_buffer`."""
 
 
 @dataclass(frozen=True, slots=True)

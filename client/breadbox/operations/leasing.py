@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from breadbox.model import errors
+from breadbox.model.checks import check_whole
 from breadbox.model.summaries import html_table
 from breadbox.model.types import (
     Device,
@@ -36,50 +37,61 @@ UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
 _GONE = errors.LeaseExpiredError | errors.TicketNotFoundError
 
 
-def _renewing(
-    context: Context, held: "HeldTicket | Granted", name: str, call: calls.Call[Any]
-) -> Operation[None]:
-    """Renew it in time until it is released or gone; retry soon if the server is away."""
-    # Most leases are released before the first renewal.
-    yield Sleep(held.remaining_s * RENEW_AT)
-    outage = OutageLog(_log, f"renewing {name}", now=context.now)
-    while True:
-        try:
-            renewed = yield from operations.invoke_once(context, call)
-        except errors.ReplayBufferError as error:
-            if held.released:
-                return  # Released meanwhile, so nothing is lost.
-            if isinstance(error, _GONE | errors.ClosedError):
-                held.expired = isinstance(error, _GONE)
-                if not isinstance(error, errors.TicketNotFoundError):  # Ended with its group.
-                    _log.warning("%s is not renewed any more: %s", name, error)
-                return
-            outage.failed(error)
-            delay_s = RENEW_AGAIN_S
-        else:
-            outage.succeeded()
-            remaining_s = renewed.remaining_s if isinstance(renewed, TicketRenewal) else renewed
-            delay_s = remaining_s * RENEW_AT
-        yield Sleep(delay_s)
+class Held(ProcessBound):
+    """A lease or a ticket, which the server ends by itself unless it is renewed."""
+
+    def __init__(
+        self, context: Context, name: str, renewal: calls.Call[Any], remaining_s: float
+    ) -> None:
+        self._context = context
+        self._name = name
+        self._renewal_call = renewal
+        self.remaining_s = remaining_s
+        """Seconds that it had when it was given."""
+        self.released = False
+        """True once it was released or given back."""
+        self.expired = False
+        """True if a renewal found that it has ended."""
+
+    def _renewing(self) -> Operation[None]:
+        """Renew it in time until it is released or gone; retry soon if the server is away."""
+        # Most leases are released before the first renewal.
+        yield Sleep(self.remaining_s * RENEW_AT)
+        outage = OutageLog(_log, f"renewing {self._name}", now=self._context.now)
+        while True:
+            try:
+                renewed = yield from operations.invoke_once(self._context, self._renewal_call)
+            except errors.ReplayBufferError as error:
+                if self.released:
+                    return  # Released meanwhile, so nothing is lost.
+                if isinstance(error, _GONE | errors.ClosedError):
+                    self.expired = isinstance(error, _GONE)
+                    if not isinstance(error, errors.TicketNotFoundError):  # Ended with its group.
+                        _log.warning("%s is not renewed any more: %s", self._name, error)
+                    return
+                outage.failed(error)
+                delay_s = RENEW_AGAIN_S
+            else:
+                outage.succeeded()
+                remaining_s = renewed.remaining_s if isinstance(renewed, TicketRenewal) else renewed
+                delay_s = remaining_s * RENEW_AT
+            yield Sleep(delay_s)
 
 
-class HeldTicket(ProcessBound):
+class HeldTicket(Held):
     """A ticket: its state, and its operations."""
 
     _kind = "ticket"
     _remedy = "take tickets in each process, or hand on the names of their groups"
 
     def __init__(self, context: Context, buffer: str, group: str, grant: TicketGrant) -> None:
-        self._context = context
+        renewal = calls.renew_ticket(buffer, group, None)
+        super().__init__(context, f"the ticket of group {group}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._grant = grant
         self._newest = context.newest(buffer, grant.session_id)
         self.group = group
         """The group's name, which the server made: `worker_id` of its members."""
-        self.released = False
-        """True once it was given back."""
-        self.expired = False
-        """True if a renewal found that it has ended: with its group, or by expiry."""
 
     @property
     def session_id(self) -> str:
@@ -92,18 +104,14 @@ class HeldTicket(ProcessBound):
         return self._grant.model_version
 
     @property
-    def remaining_s(self) -> float:
-        """Seconds that it had when it was given."""
-        return self._grant.remaining_s
-
-    @property
     def late(self) -> bool:
         """True if the ticket has ended, or a group begun at its version would be too stale by now.
 
-        Then stop generating, and give it back. No call is made: the current version is the newest
+        Then stop generating, and give it back. No call is made: session and version are the newest
         that an append, a renewal or `watch_model` of this client has returned.
         """
-        if self.released or self.expired:
+        is_over = self._context.latest_session(self._buffer) != self.session_id
+        if self.released or self.expired or is_over:
             return True
         bound = self._grant.staleness_max
         return bound is not None and self._newest.version - self.model_version > bound
@@ -112,24 +120,21 @@ class HeldTicket(ProcessBound):
         state = "given back" if self.released else "ended" if self.expired else "open"
         return f"Ticket({self.group!r}, version {self.model_version}, {state})"
 
-    def _renewing(self) -> Operation[None]:
-        call = calls.renew_ticket(self._buffer, self.group, None)
-        return _renewing(self._context, self, f"the ticket of group {self.group}", call)
-
     def _given_back(self, member: int | None, is_left_by: object) -> Operation[None]:
         call = calls.give_back_ticket(self._buffer, self.group, member)
         send = operations.invoke if is_left_by is None else operations.invoke_once
         yield from send(self._context, call)
 
 
-class Granted(ProcessBound):
+class Granted(Held):
     """A granted batch: its state, and its operations."""
 
     _kind = "lease"
     _remedy = "fetch in each process"
 
     def __init__(self, context: Context, buffer: str, grant: LeaseGrant) -> None:
-        self._context = context
+        renewal = calls.renew_lease(buffer, grant.lease_id, None)
+        super().__init__(context, f"lease {grant.lease_id}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._unreadable: list[str] = []
         self._is_read = False
@@ -140,9 +145,6 @@ class Granted(ProcessBound):
         self._numbers: NumbersByName = {}
         """Places of the references, by their identity, once sequences are read."""
         self.grant = grant
-        self.released = False
-        self.expired = False
-        """True if a renewal found it gone: payloads may be deleted, chunks served again."""
 
     @property
     def lease_id(self) -> str:
@@ -153,11 +155,6 @@ class Granted(ProcessBound):
     def request_id(self) -> str:
         """Name of the fetch; all ranks use the same."""
         return self.grant.request_id
-
-    @property
-    def remaining_s(self) -> float:
-        """Seconds that it had when it was granted."""
-        return self.grant.remaining_s
 
     @property
     def references(self) -> tuple[FragmentReference, ...]:
@@ -237,6 +234,7 @@ class Granted(ProcessBound):
         self._numbers = numbers_of(self.references)
         if tokens_max is None:
             return [list(self.references)]
+        check_whole("max_tokens", tokens_max, 1)
         lengths = tuple([each.metadata.step_count for each in self.references])
         shares = self.grant.step_counts or (lengths,)
         longest = max(map(max, shares))
@@ -283,10 +281,6 @@ class Granted(ProcessBound):
         except errors.LeaseExpiredError:
             self.expired = True
             raise
-
-    def _renewing(self) -> Operation[None]:
-        call = calls.renew_lease(self._buffer, self.lease_id, None)
-        return _renewing(self._context, self, f"lease {self.lease_id}", call)
 
     def _examined(self) -> Operation[list[str]]:
         """Read each payload by itself; return the ids of those that cannot be read."""

@@ -103,6 +103,8 @@ INSTANT_S = 1e-3
 """Seconds left at which a wait counts as over."""
 PAGES_MAX = 1000
 """Most pages of buffers that are requested; a server has one, or a few."""
+SESSIONS_MAX = 1024
+"""Most sessions that a client remembers to have heard of; beyond, it begins anew."""
 RETRY_S = 0.25
 """Seconds before an append is retried if the server names no delay."""
 ROOM_PART = 0.5
@@ -222,6 +224,10 @@ class Context:
         default_factory=WeakValueDictionary, init=False
     )
     """The newest version by buffer and session, for as long as a reference of it is there."""
+    _sessions: dict[tuple[str, str], None] = field(default_factory=dict, init=False)
+    """Sessions that answers have named, by buffer, so that a late answer names no new one."""
+    _latest_sessions: dict[str, str] = field(default_factory=dict, init=False)
+    """The session of each buffer that answers began to name last."""
     _newest_lock: Lock = field(default_factory=Lock, init=False)
 
     def __post_init__(self) -> None:
@@ -250,6 +256,11 @@ class Context:
         request: Any = call.request
         session_id = getattr(answer, "session_id", "") or getattr(request, "session_id", "")
         key = (getattr(request, "buffer", "") or request.name, session_id)
+        if session_id and key not in self._sessions:
+            if len(self._sessions) >= SESSIONS_MAX:
+                self._sessions.clear()
+            self._sessions[key] = None
+            self._latest_sessions[key[0]] = session_id
         newest, references = self._newest.get(key), getattr(answer, "fragments", ())
         if newest is None and references:
             newest = self.newest(*key)
@@ -258,6 +269,10 @@ class Context:
                 newest.version = max(newest.version, version)
         for reference in references:
             reference._newest = newest  # noqa: SLF001 - the same library's
+
+    def latest_session(self, buffer: str) -> str:
+        """Return the session of a buffer that answers began to name last, or empty if none did."""
+        return self._latest_sessions.get(buffer, "")
 
     def newest(self, buffer: str, session_id: str) -> NewestVersion:
         """Return what notes the newest version of a session that any answer names."""

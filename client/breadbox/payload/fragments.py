@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import xxhash
 
+from breadbox.model.checks import check_whole, checked_columns
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
 from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.model.fragment import Sequence as TokenSequence
@@ -69,6 +70,19 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
 
 def fragment_attributes(fragment: Sendable) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
+    try:
+        return _attributes(fragment)
+    except TypeError as error:
+        is_sequence = not isinstance(fragment, Fragment)
+        check_whole("member" if is_sequence else "fragment_index", fragment.fragment_index, 0)
+        named = {"group" if is_sequence else "worker_id": fragment.worker_id}
+        for name, value in (named | {"session_id": fragment.session_id}).items():
+            if not isinstance(value, str):
+                raise InvalidRequestError(name, f"must be text, got {value!r:.100}") from error
+        raise
+
+
+def _attributes(fragment: Sendable) -> bytes:
     # Two maps of protobuf joined are one: most of it is the same in many fragments, and the rest is
     # an entry of this key, whose lengths are a byte each.
     index = b"%d" % fragment.fragment_index
@@ -288,11 +302,16 @@ class Selection:
     def __init__(
         self, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
     ) -> None:
-        if steps is not None and not 0 <= steps[0] < steps[1]:
-            raise InvalidRequestError("steps", f"must be [a, b) with 0 <= a < b, not {steps}")
-        if columns is not None and any(each.startswith("final_obs") for each in columns):
-            columns = [*columns, "final_obs_step"]  # It maps final observations to their steps.
-        self._columns = None if columns is None else tuple(columns)
+        try:
+            is_right = steps is None or 0 <= steps[0] < steps[1]
+        except (TypeError, LookupError):
+            is_right = False
+        if not is_right:
+            raise InvalidRequestError("steps", f"must be [a, b) with 0 <= a < b, not {steps!r}")
+        self._columns = checked_columns(columns)
+        if self._columns and any(each.startswith("final_obs") for each in self._columns):
+            # It maps final observations to their steps.
+            self._columns = (*self._columns, "final_obs_step")
         self._steps = steps
 
     def includes(self, field_name: str) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypedDict, TypeVar, cast, get_args
 
+from breadbox.model.checks import check_whole
 from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
@@ -131,6 +132,18 @@ def units_of(references: Sequence[FragmentReference]) -> list[list[FragmentRefer
     return units
 
 
+def fresh_rows(
+    references: Sequence[FragmentReference], staleness: Sequence[int], limit: int | None
+) -> list[int]:
+    """Return the rows that are no staler than a limit; the stalest member decides for its group."""
+    if limit is None:
+        return list(range(len(staleness)))
+    groups = {unit[0].chunk_id for unit in units_of(references) if len(unit) > 1}
+    chunks = [each.chunk_id for each in references]
+    stale = {chunk for chunk, each in zip(chunks, staleness, strict=True) if each > limit} & groups
+    return [row for row, each in enumerate(staleness) if each <= limit and chunks[row] not in stale]
+
+
 def _is_short(jobs: Sequence[Sequence[FragmentReference]], batch_size: int) -> bool:
     """Whether the last batch is shorter than the others; partial groups alone do not make it so."""
     counts = [len(units_of(job)) for job in jobs]
@@ -160,16 +173,7 @@ class LoadPlan(Generic[Loaded]):
         """Return a batch, or the part that may be used at a version, or []; count what it has."""
         batch, limit = cast(Batch, loaded), self.options.max_staleness_at_use
         staleness = batch.staleness(model_version).tolist()
-        # The oldest member decides about a group.
-        sizes = [len(unit) for unit in units_of(batch.references)]
-        ends = itertools.accumulate(sizes)
-        spans = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        rows = [
-            row
-            for span in spans
-            if limit is None or max(staleness[row] for row in span) <= limit
-            for row in span
-        ]
+        rows = fresh_rows(batch.references, staleness, limit)
         self.staleness_at_use.update([staleness[row] for row in rows])
         if len(rows) == len(staleness):
             return [loaded]
@@ -181,8 +185,7 @@ class LoadPlan(Generic[Loaded]):
         self, references: Sequence[FragmentReference], batch_size: int
     ) -> list[Sequence[FragmentReference]]:
         """Return the references of each batch, in the order of loading."""
-        if batch_size < 1:
-            raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
+        check_whole("batch_size", batch_size, 1)
         order, seed = self.options.order, self.options.seed
         units = units_of(references)
         if order == "shuffled" or (order == "completed" and seed is not None):

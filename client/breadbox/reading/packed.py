@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.model.checks import checked_columns
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError
 from breadbox.model.summaries import summary, summary_html
 from breadbox.model.trees import is_within, map_tree
@@ -201,7 +202,7 @@ class _Columns:
         is_pinned: bool,
     ) -> None:
         self._references = tuple(references)
-        self._columns = columns
+        self._columns = checked_columns(columns)
         self._is_padded = is_padded
         self._is_pinned = is_pinned
         self._lengths = [each.metadata.step_count for each in references]

@@ -56,7 +56,7 @@ LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
 
 class BufferConfig(_message.Message):
-    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement", "assembly", "group_min", "drop_equal", "stale", "groups_per_version", "lead_versions", "required_parts")
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement", "assembly", "group_min", "drop_equal", "stale", "groups_per_version", "lead_versions", "required_parts", "tag")
     FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class BufferConfig(_message.Message):
     GROUPS_PER_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEAD_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_PARTS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int
@@ -107,7 +108,8 @@ class BufferConfig(_message.Message):
     groups_per_version: int
     lead_versions: int
     required_parts: str
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ..., assembly: _Optional[_Union[AssemblyPolicy, str]] = ..., group_min: _Optional[int] = ..., drop_equal: _Optional[str] = ..., stale: _Optional[_Union[StalePolicy, str]] = ..., groups_per_version: _Optional[int] = ..., lead_versions: _Optional[int] = ..., required_parts: _Optional[str] = ...) -> None: ...
+    tag: str
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ..., assembly: _Optional[_Union[AssemblyPolicy, str]] = ..., group_min: _Optional[int] = ..., drop_equal: _Optional[str] = ..., stale: _Optional[_Union[StalePolicy, str]] = ..., groups_per_version: _Optional[int] = ..., lead_versions: _Optional[int] = ..., required_parts: _Optional[str] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class Sampler(_message.Message):
     __slots__ = ("uniform", "oldest_first", "freshest_first", "newest_first", "prioritised", "highest_priority", "lowest_priority")
@@ -222,7 +224,7 @@ class Subscription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., retaining: bool = ..., acknowledged_chunk_id: _Optional[int] = ..., lag_chunk_count: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., missed_chunk_count: _Optional[int] = ...) -> None: ...
 
 class BufferState(_message.Message):
-    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count", "inserted_chunk_count", "delivered_chunk_count", "idle_duration", "session_users", "open_groups", "ticket_count", "ticket_waiter_count", "ticket_waiting_reason")
+    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count", "inserted_chunk_count", "delivered_chunk_count", "idle_duration", "session_users", "open_groups", "ticket_count", "ticket_waiter_count", "ticket_waiting_reason", "tagged_groups")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +263,7 @@ class BufferState(_message.Message):
     TICKET_COUNT_FIELD_NUMBER: _ClassVar[int]
     TICKET_WAITER_COUNT_FIELD_NUMBER: _ClassVar[int]
     TICKET_WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    TAGGED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     chunk_count: int
     open_chunk_count: int
     open_fragment_count: int
@@ -285,7 +288,20 @@ class BufferState(_message.Message):
     ticket_count: int
     ticket_waiter_count: int
     ticket_waiting_reason: str
-    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ..., inserted_chunk_count: _Optional[int] = ..., delivered_chunk_count: _Optional[int] = ..., idle_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., session_users: _Optional[str] = ..., open_groups: _Optional[_Iterable[_Union[OpenGroup, _Mapping]]] = ..., ticket_count: _Optional[int] = ..., ticket_waiter_count: _Optional[int] = ..., ticket_waiting_reason: _Optional[str] = ...) -> None: ...
+    tagged_groups: _containers.RepeatedCompositeFieldContainer[TaggedGroups]
+    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ..., inserted_chunk_count: _Optional[int] = ..., delivered_chunk_count: _Optional[int] = ..., idle_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., session_users: _Optional[str] = ..., open_groups: _Optional[_Iterable[_Union[OpenGroup, _Mapping]]] = ..., ticket_count: _Optional[int] = ..., ticket_waiter_count: _Optional[int] = ..., ticket_waiting_reason: _Optional[str] = ..., tagged_groups: _Optional[_Iterable[_Union[TaggedGroups, _Mapping]]] = ...) -> None: ...
+
+class TaggedGroups(_message.Message):
+    __slots__ = ("tag", "length_min", "delivered_count", "dropped_count")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_MIN_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    length_min: int
+    delivered_count: int
+    dropped_count: int
+    def __init__(self, tag: _Optional[str] = ..., length_min: _Optional[int] = ..., delivered_count: _Optional[int] = ..., dropped_count: _Optional[int] = ...) -> None: ...
 
 class OpenGroup(_message.Message):
     __slots__ = ("group", "member_count", "lacking_members", "silent_duration")

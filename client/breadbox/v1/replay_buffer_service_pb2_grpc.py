@@ -240,7 +240,7 @@ class ReplayBufferServiceServicer(object):
     def GroupEnds(self, request, context):
         """Workers that send groups. Long poll: returns as soon as a group of the current session has ended
         after the known end. Ends are remembered as long as their groups, of which workers_max are. Empty
-        after max_wait, and in a buffer without groups.
+        after max_wait. ARGUMENT_INVALID in a buffer without groups.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -265,9 +265,10 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GiveBackTicket(self, request, context):
-        """The holder of a ticket that gives up its group, or one member of it. A group without its whole
-        ends as given back, or, of at least group_min members, as partial. Of a group that has ended it
-        changes nothing. Fails: TICKET_NOT_FOUND.
+        """The holder of a ticket, when it gives up the group, or one member of it. A group that is given up
+        ends immediately: as partial if at least group_min of its members are there, else as given back.
+        After the loss of one member it waits for the others, unless fewer than group_min can still come:
+        then it ends as given back. If the group has ended, nothing changes. Fails: TICKET_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -179,6 +179,7 @@ _BUFFER = MessageMapping(
                     buffer_pb2.QuarantinedFragment, types.QuarantinedFragment
                 ),
                 "open_groups": MessageMapping(buffer_pb2.OpenGroup, types.OpenGroup),
+                "tagged_groups": MessageMapping(buffer_pb2.TaggedGroups, types.TaggedGroups),
             },
             reads={"counters": _sorted, "chunk_count_by_staleness": _sorted},
         ),

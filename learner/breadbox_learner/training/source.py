@@ -24,7 +24,7 @@ from breadbox.model.types import FragmentReference, ReleaseMode
 from breadbox.operations.leasing import UNREADABLE_ERRORS
 from breadbox.reading.batches import Batch, Stack, take_rows
 from breadbox.reading.devices import side_stream_for
-from breadbox.reading.loading import LOAD_ERRORS
+from breadbox.reading.loading import LOAD_ERRORS, fresh_rows
 from breadbox.transport.prefetch import prefetched
 from breadbox.types import Lease
 from breadbox_learner.training.batching import TrainingBatch, training_batch
@@ -184,7 +184,8 @@ class LeaseSource:
         limit, loaded, version = self.max_staleness_at_use, fetched.loaded, self.model_version()
         if limit is None or loaded is None or version - min(fetched.versions) <= limit:
             return fetched
-        rows = [row for row, each in enumerate(fetched.versions) if version - each <= limit]
+        staleness = [version - each for each in fetched.versions]
+        rows = fresh_rows(loaded.references, staleness, limit)
         kept = {_id_of(loaded.references[row]) for row in rows}
         self._left_out_count += len({_id_of(each) for each in loaded.references} - kept)
         if not rows:

@@ -167,7 +167,7 @@ STATE: Final = MessageMapping(
     },
     beside=("name", "config", "model", "weights_bytes", "schemas"),
     # What only the parts around the core know.
-    left_out=("outage", "hold", "idle_duration", "session_users"),
+    left_out=("outage", "hold", "idle_duration", "session_users", "tagged_groups"),
 )
 _SUBSCRIPTION: Final = MessageMapping(
     buffer_pb2.Subscription,

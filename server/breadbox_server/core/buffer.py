@@ -41,7 +41,11 @@ from breadbox_server.core.model.entries import (
     TicketsGiven,
     TimePassed,
 )
-from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
+from breadbox_server.core.model.errors import (
+    DomainError,
+    InvalidArgumentError,
+    RequestNotFoundError,
+)
 from breadbox_server.core.model.ids import ChunkId, LeaseId, PayloadId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
@@ -209,9 +213,13 @@ class ReplayBuffer:
         )
 
     def group_ends(self, after: int, count_max: int) -> list[description.GroupEnd]:
-        """Return the first ends of remembered groups after the one of a number."""
-        groups = self._groups
-        return [] if groups is None else groups.ends_after(after, count_max)
+        """Return the first ends of remembered groups after the one of a number.
+
+        InvalidArgumentError: the buffer has no groups.
+        """
+        if (groups := self._groups) is None:
+            raise InvalidArgumentError("buffer", "has no groups: that needs `assembly` groups")
+        return groups.ends_after(after, count_max)
 
     def members(self, prefix: str, after: tuple[str, int], count_max: int) -> list[MemberSeen]:
         """List members of open groups, in order of their keys; O(groups) after a change of them."""
@@ -419,6 +427,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.RenewTicket: tickets.renew,
     inputs.GiveBackTicket: tickets.give_back,
     inputs.DropMembers: parts.drop,
+    inputs.UndeliveredTicket: tickets.undo,
     inputs.RenewLease: granting.renew,
     inputs.ReleaseLease: granting.release,
     inputs.UndeliveredGrant: granting.undo,

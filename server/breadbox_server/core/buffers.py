@@ -171,6 +171,11 @@ class BufferSet:
         state = self._shared.states.get(buffer)
         return 0 if state is None else state.counters["fragments_admitted"]
 
+    def tag(self, buffer: BufferName) -> str:
+        """Return the number by which a buffer's groups are counted, or empty if by none."""
+        state = self._shared.states.get(buffer)
+        return "" if state is None else state.config.tag
+
     def group_end_count(self, buffer: BufferName) -> int:
         """Count the ends of groups ever noted; 0 for a buffer that does not exist."""
         state = self._shared.states.get(buffer)

@@ -26,7 +26,6 @@ from breadbox_server.core.model.errors import (
     BufferNotFoundError,
     DomainError,
     DrainingError,
-    TicketNotFoundError,
     WaitersFullError,
 )
 from breadbox_server.core.model.events import (
@@ -42,11 +41,11 @@ from breadbox_server.core.model.inputs import (
     Answer,
     CancelFetch,
     Fetch,
-    GiveBackTicket,
     Input,
     ModelState,
     TakeTickets,
     UndeliveredGrant,
+    UndeliveredTicket,
 )
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.turn_journal import TurnJournal
@@ -180,12 +179,14 @@ class DurableCore:
             self._decide_if_it_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
         elif isinstance(outcome, TicketsTaken):
             for group in outcome.groups:
-                self._decide_if_it_lives(GiveBackTicket(outcome.buffer, group))
+                self._decide_if_it_lives(UndeliveredTicket(outcome.buffer, group))
 
-    def _decide_if_it_lives(self, command: CancelFetch | UndeliveredGrant | GiveBackTicket) -> None:
+    def _decide_if_it_lives(
+        self, command: CancelFetch | UndeliveredGrant | UndeliveredTicket
+    ) -> None:
         try:
             self.decide(command)
-        except (BufferNotFoundError, TicketNotFoundError):
+        except BufferNotFoundError:
             log.debug("a caller's end was reported after that of what it had: %s", command)
 
     def apply_now(self, command: Input[Answer]) -> Answer:

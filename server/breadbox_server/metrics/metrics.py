@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollec
 from breadbox.model.errors import ReplayBufferError, StoreFullError, StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import StoreUsage
+from breadbox.v1.buffer_pb2 import TaggedGroups
 from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
 from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE
 from breadbox_server.base.unforeseen import unforeseen_as
@@ -183,13 +184,28 @@ class Metrics(Series):
         """Set the steps of a buffer's workers by end, and the number left out by process."""
         for end, count in ends.items():
             self._of(buffer, self.worker_steps, end).set(count)
+        self._show_only(
+            buffer, self.workers_left_out, {(each,): left_out[each] for each in left_out}
+        )
+
+    def show_tagged_groups(self, buffer: str, rows: Iterable[TaggedGroups]) -> None:
+        """Set the groups of a buffer by tag, length and what became of them."""
+        shown: dict[tuple[str, ...], int] = {}
+        for each in rows:
+            kind = each.tag, f"{each.length_min}-"
+            shown[*kind, "delivered"] = each.delivered_count
+            shown[*kind, "dropped"] = each.dropped_count
+        self._show_only(buffer, self.tagged_groups, shown)
+
+    def _show_only(self, buffer: str, shown: Any, values: Mapping[tuple[str, ...], int]) -> None:
+        """Set a gauge of a buffer by its labels, and drop its other series."""
         children = self._of_buffer.get(buffer, {})
         for metric, labels in list(children):
-            if metric is self.workers_left_out and labels[0] not in left_out:
+            if metric is shown and labels not in values:
                 del children[metric, labels]
                 metric.remove(buffer, *labels)
-        for worker, count in left_out.items():
-            self._of(buffer, self.workers_left_out, worker).set(count)
+        for labels, value in values.items():
+            self._of(buffer, shown, *labels).set(value)
 
     def set_waiters(self, buffer: str, waiter_count: int, reason: WaitingFor) -> None:
         """Set the number of waiting fetches under this reason, and 0 under the others."""

@@ -43,6 +43,12 @@ class Series:
     groups_ended = series(
         Counter, "Groups ended; one that left before a use is counted once more", "buffer reason"
     )
+    tagged_groups = series(
+        Gauge,
+        "Groups delivered, or dropped before a use, by the number `tag` of their members and the "
+        "length of the longest",
+        "buffer tag length end",
+    )
     tickets_ended = series(Counter, "Tickets ended", "buffer end")
     leases_ended = series(Counter, "Leases ended", "buffer end")
     chunks_read = series(Counter, "Chunks returned to readers that read by a cursor", "buffer")

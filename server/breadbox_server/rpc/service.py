@@ -235,11 +235,11 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.RenewTicketRequest, context: Context
     ) -> pb.RenewTicketResponse:
         """Let a ticket live on."""
-        buffer, group = convert.buffer_name(request.buffer), WorkerId(request.group)
-        expires_at = await self._driver.core.call(
-            RenewTicket(buffer, group, convert.lease_s(request))
+        core, buffer = self._driver.core, convert.buffer_name(request.buffer)
+        command = RenewTicket(buffer, WorkerId(request.group), convert.lease_s(request))
+        expires_at, state = await core.carry_out(
+            lambda: (core.apply_now(command), core.buffers[buffer].model)
         )
-        state = await self._driver.core.durable_model(buffer)
         return pb.RenewTicketResponse(
             remaining_duration=self._remaining(expires_at),
             session_id=state.session_id,
@@ -591,6 +591,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             seen = self._driver.core.describe(convert.buffer_name(request.name))
             buffer = to_buffer(seen)
             buffer.schemas.extend(map(convert.to_schema, seen.schemas))
+            buffer.state.tagged_groups.extend(self._driver.tagged_groups.messages(seen.name))
             buffer.subscriptions.extend(
                 [
                     convert.to_subscription(*each)

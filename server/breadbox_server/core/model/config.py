@@ -146,6 +146,8 @@ class BufferConfig:
     """Members with which a silent group is delivered; with fewer it is dropped. 0: all members."""
     drop_equal: str = ""
     """Name of a number: a group with the same in all members is dropped. Empty: none is."""
+    tag: str = ""
+    """Name of a number, or text, by which ends of groups are counted. Empty: by none."""
     stale: StalePolicy = StalePolicy.EVICT
     """What becomes of what is staler than `staleness_max`."""
     groups_per_version: int = 0
@@ -187,12 +189,13 @@ class BufferConfig:
                 f"got {self.group_min}",
             )
         self._check_required_parts()
-        if self.drop_equal and self.assembly is not AssemblyPolicy.GROUPS:
-            raise InvalidArgumentError("drop_equal", "is for `assembly` groups alone")
-        if len(self.drop_equal.encode(errors="replace")) > NUMBER_NAME_BYTES_MAX:
-            raise InvalidArgumentError(
-                "drop_equal", f"must be at most {NUMBER_NAME_BYTES_MAX} bytes of UTF-8"
-            )
+        for option, name in {"drop_equal": self.drop_equal, "tag": self.tag}.items():
+            if name and self.assembly is not AssemblyPolicy.GROUPS:
+                raise InvalidArgumentError(option, "is for `assembly` groups alone")
+            if len(name.encode(errors="replace")) > NUMBER_NAME_BYTES_MAX:
+                raise InvalidArgumentError(
+                    option, f"must be at most {NUMBER_NAME_BYTES_MAX} bytes of UTF-8"
+                )
         if self.tickets_max > self.workers_max:
             raise InvalidArgumentError(
                 "groups_per_version",

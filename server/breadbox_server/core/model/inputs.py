@@ -281,6 +281,13 @@ class DropMembers(Input[int]):
 
 
 @dataclass(frozen=True, slots=True)
+class UndeliveredTicket(Input[None]):
+    """A ticket that a caller, cancelled meanwhile, never received; a retry may have it."""
+
+    group: ids.WorkerId
+
+
+@dataclass(frozen=True, slots=True)
 class RenewLease(Input[float]):
     """Let a lease live for another `lease_s` from now, None as granted; answers its expiry."""
 

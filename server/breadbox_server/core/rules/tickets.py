@@ -33,6 +33,8 @@ def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> Caller
     waiters, request_id = state.ticket_waiters, input.request_id
     if request_id in groups.tickets.by_request:
         caller_id = state.shared.next_caller_id()
+        for ticket in groups.tickets.by_request[request_id]:
+            ticket.reported_count += 1
         _report(state, request_id, caller_id)
         return caller_id
     waiter = waiters.waiters.get(request_id)
@@ -106,7 +108,7 @@ def serve(state: BufferState, *, now: float) -> None:
         lease_s = max([each.lease_s or 0.0 for each in head.callers.values()])
         names = _new_names(state, min(free, head.fragment_count))
         given = TicketsGiven(state.name, head.request_id, names, lease_s, head.holder)
-        replay(state, given, now=now)
+        replay(state, given, now=now, caller_count=len(head.callers))
         state.shared.record(given, now)
         for caller_id in head.callers:
             _report(state, head.request_id, caller_id)
@@ -130,7 +132,7 @@ def _new_names(state: BufferState, count: int) -> tuple[WorkerId, ...]:
     return tuple(names)
 
 
-def replay(state: BufferState, given: TicketsGiven, *, now: float) -> None:
+def replay(state: BufferState, given: TicketsGiven, *, now: float, caller_count: int = 1) -> None:
     """Carry out a decision to give tickets; ReplayError if it does not fit."""
     groups, version = state.assembly, state.model.version
     if not isinstance(groups, Groups) or version is None:
@@ -138,7 +140,9 @@ def replay(state: BufferState, given: TicketsGiven, *, now: float) -> None:
     groups.tickets.add(
         [
             Ticket(
-                group, given.request_id, given.holder, version, given.lease_s, now + given.lease_s
+                *(group, given.request_id, given.holder, version, given.lease_s),
+                expires_at=now + given.lease_s,
+                reported_count=caller_count,
             )
             for group in given.groups
         ]
@@ -214,6 +218,15 @@ def give_back(state: BufferState, input: inputs.GiveBackTicket, *, now: float) -
         _look_if_all(state, groups, ticket, now=now)
     state.shared.record(input, now)
     settle(state, now=now)
+
+
+def undo(state: BufferState, input: inputs.UndeliveredTicket, *, now: float) -> None:
+    """Note that a caller was not reached; give its ticket back if none was."""
+    ticket = _find(state, input.group)[1]
+    if ticket is not None:
+        ticket.reported_count -= 1
+        if ticket.reported_count <= 0:
+            give_back(state, inputs.GiveBackTicket(state.name, input.group), now=now)
 
 
 def _look_if_all(state: BufferState, groups: Groups, ticket: Ticket, *, now: float) -> None:

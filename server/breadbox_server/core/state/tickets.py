@@ -29,6 +29,8 @@ class Ticket:
     expires_at: float
     given_back: set[int] = field(default_factory=set)
     """Members that will not come."""
+    reported_count: int = 1
+    """Callers it was reported to; not part of a snapshot, where it counts as reported once."""
 
 
 @dataclass(slots=True, eq=False)
