@@ -193,6 +193,11 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
     return Head(layout, places, body_offset, figures, own[prelude.figure_bytes :])
 
 
+def stored_layout(layout: Layout) -> Layout:
+    """Return a layout as it stands in payloads: open axes without lengths."""
+    return _layout_reader.read(layout.raw, layout.hash)
+
+
 def decode_tree(
     payload: bytes | bytearray | memoryview, *, check: Callable[[Layout], None] = lambda _: None
 ) -> tuple[Tree, dict[str, str]]:

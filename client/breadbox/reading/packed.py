@@ -16,9 +16,10 @@ from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.dtypes import as_leaf, byte_view
 from breadbox.payload.format import Head
 from breadbox.payload.fragments import SEQUENCE_FIELDS, check_stored, is_sequence
-from breadbox.payload.layout import StoredArray
+from breadbox.payload.layout import OPEN, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
+from breadbox.payload.unequal import UnequalPayloads
 from breadbox.reading.batches import Stack
 from breadbox.reading.devices import check_device, tensor_of
 from breadbox.stores.base import PayloadStore
@@ -153,7 +154,12 @@ def load_sequences(
     filled = _Columns(references, columns, is_padded=kind is PaddedBatch, is_pinned=is_elsewhere)
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None
-    receive(store, payloads, filled.place, wants_whole=wants_whole, start_over=filled.start_over)
+    receive(
+        *(store, payloads, filled.place),
+        wants_whole=wants_whole,
+        start_over=filled.start_over,
+        take=filled.take,
+    )
     tokens, context = filled.finish(device)
     places = [*positions] or [*range(len(references))]
     known = _of_sequences(references, places)
@@ -212,10 +218,7 @@ class _Columns:
         """Places of the arrays of a payload, by its layout with open axes."""
 
     def place(self, position: int, head: Head) -> list[Placement]:
-        check_stored(head.layout, self._lengths[position])
-        plan = self._plans.get(head.layout.raw)
-        if plan is None:
-            plan = self._plans[head.layout.raw] = self._plan(position, head)
+        plan = self._plan_of(position, head)
         first = self._starts[position]
         end = first + self._lengths[position]
         placements = []
@@ -230,6 +233,36 @@ class _Columns:
             else:
                 placements.append(Placement(index, column[first:end]))
         return placements
+
+    def take(self, group: UnequalPayloads) -> bool:
+        """Copy sequences into place, or return False if one of them is to be placed for itself."""
+        positions = group.positions
+        plan = self._plan_of(positions[0], group.head)
+        lengths = [self._lengths[position] for position in positions]
+        for index in group.head.layout.structure["tokens"].values():
+            _, *rest = group.layout.arrays[index].shape
+            if OPEN in rest or group.shapes[index][:, 0].tolist() != lengths:
+                return False
+        for index, name, column, memory, row_bytes in plan:
+            spans = zip(group.starts[:, index].tolist(), group.ends[:, index].tolist(), strict=True)
+            arrays = [each[at:end] for each, (at, end) in zip(group.payloads, spans, strict=True)]
+            if column is None:
+                stored, shapes = group.layout.arrays[index], group.shapes[index].tolist()
+                for position, shape, array in zip(positions, shapes, arrays, strict=True):
+                    context = np.ndarray(shape, stored.dtype, bytearray(array))
+                    self._context[name][position] = as_leaf(context, stored.type_name)
+                continue
+            for position, array in zip(positions, arrays, strict=True):
+                start = self._starts[position] * row_bytes
+                memory[start : start + len(array)] = array
+        return True
+
+    def _plan_of(self, position: int, head: Head) -> list[_Place]:
+        check_stored(head.layout, self._lengths[position])
+        plan = self._plans.get(head.layout.raw)
+        if plan is None:
+            plan = self._plans[head.layout.raw] = self._plan(position, head)
+        return plan
 
     def _plan(self, position: int, head: Head) -> list[_Place]:
         if not is_sequence(head.layout.structure):
@@ -295,7 +328,7 @@ class _Columns:
         leaves = stack.as_leaves() if stack.slab is None else stack.copied_to(device)
         tokens = {name: leaves[index] for name, index in self._tokens.items()}
         if self._is_padded:
-            rows = (len(self._lengths), -1)
+            rows = (len(self._lengths), max(self._lengths))
             tokens = {name: leaf.reshape(*rows, *leaf.shape[1:]) for name, leaf in tokens.items()}
         return tokens, self._context
 
