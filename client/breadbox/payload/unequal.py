@@ -5,10 +5,8 @@ here, and says what is wrong with it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from struct import pack
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,47 +20,27 @@ from breadbox.payload.format import (
     parse_head,
     stored_layout,
 )
-from breadbox.payload.layout import OPEN, Layout
+from breadbox.payload.layout import OPEN
 from breadbox.payload.limits import ALIGNMENT_BYTES, PAYLOAD_BYTES_MAX
 
-_SIZES: Final = ("figure_bytes", "attribute_bytes", "body_bytes")
 _KIND: Final = slice(24)
 """Magic, version, number of lengths, size and hash of the layout."""
-_FIGURE_BYTES: Final = 8
+_WORD_BYTES: Final = 8
 _ARRAYS_MAX: Final = 64
 """Arrays of a payload up to which payloads are verified together: it bounds what that allocates."""
 
 
-@lru_cache(maxsize=64)
-def _beginning(open_count: int) -> np.dtype[Any]:
-    """Return what a payload with so many lengths begins with: prelude and lengths."""
-    names, formats, offsets = (*_SIZES, "lengths"), ("<u4", "<u4", "<u8"), (24, 28, 32)
-    return np.dtype(
-        {
-            "names": names,
-            "formats": [*formats, ("<u8", (open_count,))],
-            "offsets": [*offsets, PRELUDE_BYTES],
-        }
-    )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UnequalPayloads:
+class UnequalPayloads(NamedTuple):
     """Payloads of one open layout, every byte of their arrays verified."""
 
     head: Head
     """Head of the first."""
-    layout: Layout
-    """Layout of all, its axes open."""
     positions: Sequence[int]
     """Which they are among all."""
-    payloads: Sequence[memoryview]
     shapes: Sequence[NDArray[np.int64]]
     """int64[payload, axis] for each array."""
-    starts: NDArray[np.int64]
-    """int64[payload, array]; first byte of an array."""
-    ends: NDArray[np.int64]
-    """int64[payload, array]; the byte behind its last."""
+    arrays: Sequence[Sequence[memoryview]]
+    """Bytes of each array, for each payload."""
 
 
 def verify_unequal(payloads: Mapping[int, memoryview]) -> list[UnequalPayloads]:
@@ -76,8 +54,7 @@ def verify_unequal(payloads: Mapping[int, memoryview]) -> list[UnequalPayloads]:
             group = _group(positions, [payloads[position] for position in positions])
         except (PayloadCorruptError, PayloadFormatError):
             continue
-        if group is not None:
-            groups.append(group)
+        groups += [group] if group else []
     return groups
 
 
@@ -85,79 +62,56 @@ def _group(positions: Sequence[int], payloads: Sequence[memoryview]) -> UnequalP
     """Verify payloads that begin alike, or return None if one is refused."""
     head = parse_head(payloads[0], len(payloads[0]))
     layout = stored_layout(head.layout)
-    lengths_end = PRELUDE_BYTES + _FIGURE_BYTES * layout.open_count
-    if (
-        not 0 < len(layout.arrays) <= _ARRAYS_MAX
-        or not layout.open_count
-        or layout.encoded
-        or min(map(len, payloads)) < lengths_end
-    ):
+    lengths_end = PRELUDE_BYTES + _WORD_BYTES * layout.open_count
+    is_for_others = not layout.open_count or layout.encoded or len(layout.arrays) > _ARRAYS_MAX
+    if is_for_others or min(map(len, payloads)) < lengths_end:
         return None
     beginnings = b"".join([payload[:lengths_end] for payload in payloads])
-    rows = np.frombuffer(beginnings, _beginning(layout.open_count))
-    figures, attributes, bodies = [rows[name].astype(np.int64) for name in _SIZES]
-    owns_end = PRELUDE_BYTES + figures + attributes
-    body_offsets = _aligned(owns_end + len(layout.raw))
-    shapes = _shapes(layout, rows["lengths"])
-    if shapes is None:
-        return None
-    starts = np.empty((len(payloads), len(shapes)), np.int64)
-    ends = starts.copy()
-    end = np.zeros(len(payloads), np.int64)
-    for index in layout.order:
-        starts[:, index] = _aligned(end)
-        sizes = shapes[index].prod(1) * layout.arrays[index].dtype.itemsize
-        ends[:, index] = end = starts[:, index] + sizes
-    filled = ends > starts
-    if not (
-        (ends - starts <= layout.block_bytes).all()  # So each array has one checksum at most.
-        and (figures == _FIGURE_BYTES * (layout.open_count + filled.sum(1))).all()
-        and (bodies == end).all()
-        and (body_offsets + bodies == [*map(len, payloads)]).all()
-    ):
-        return None
-    starts += body_offsets[:, None]
-    ends += body_offsets[:, None]
-    group = UnequalPayloads(head, layout, positions, payloads, shapes, starts, ends)
-    return group if _is_sound(group, owns_end.tolist(), lengths_end) else None
-
-
-def _shapes(layout: Layout, lengths: NDArray[np.uint64]) -> list[NDArray[np.int64]] | None:
-    """Return the shapes of each array, or None if one is impossible."""
+    words = np.frombuffer(beginnings, "<u8").reshape(len(payloads), -1)
+    body_bytes, lengths = words[:, 4].astype(np.int64), words[:, PRELUDE_BYTES // _WORD_BYTES :].T
+    figure_bytes, attribute_bytes = words.view("<u4")[:, 6:8].T.astype(np.int64)
+    owns_end = PRELUDE_BYTES + figure_bytes + attribute_bytes
+    heads_end = owns_end + len(layout.raw)
+    body_offsets = heads_end + -heads_end % ALIGNMENT_BYTES
     if (lengths > PAYLOAD_BYTES_MAX).any():
         return None
-    columns = iter(lengths.astype(np.int64).T)
-    shapes = []
+    columns = iter(lengths.astype(np.int64))
+    figure_counts = np.full(len(payloads), layout.open_count)
+    end = np.zeros(len(payloads), np.int64)
+    shapes, bounds = [], []
     for stored in layout.arrays:
-        shape = np.empty((len(lengths), len(stored.shape)), np.int64)
+        shape = np.empty((len(payloads), len(stored.shape)), np.int64)
         for axis, length in enumerate(stored.shape):
             shape[:, axis] = next(columns) if length == OPEN else length
         with np.errstate(over="ignore"):
             extents = np.maximum(shape, 1).prod(1, dtype=np.float64) * stored.dtype.itemsize
         if (extents > PAYLOAD_BYTES_MAX).any():
             return None
+        start = end + -end % ALIGNMENT_BYTES
+        end = start + shape.prod(1) * stored.dtype.itemsize
+        if (end - start > layout.block_bytes).any():  # Each array has one checksum, or none.
+            return None
+        figure_counts += end > start
         shapes.append(shape)
-    return shapes
-
-
-def _is_sound(group: UnequalPayloads, owns_end: Sequence[int], lengths_end: int) -> bool:
-    """Return whether layouts and all checksums are right."""
-    raw_layout, order = group.layout.raw, [*group.layout.order]
-    starts, ends = group.starts[:, order].tolist(), group.ends[:, order].tolist()
-    for payload, own_end, *spans in zip(group.payloads, owns_end, starts, ends, strict=True):
-        head = payload[: own_end + len(raw_layout)].tobytes()
-        digests = [digest(payload[at:end]) for at, end in zip(*spans, strict=True) if end > at]
+        bounds += [body_offsets + start, body_offsets + end]
+    if not (
+        (figure_bytes == _WORD_BYTES * figure_counts).all()
+        and (body_bytes == end).all()
+        and (body_offsets + body_bytes == [*map(len, payloads)]).all()
+    ):
+        return None
+    arrays = []
+    spans = np.stack(bounds, 1).tolist()
+    for payload, own_end, each in zip(payloads, owns_end.tolist(), spans, strict=True):
+        head_bytes = payload[: own_end + len(layout.raw)].tobytes()
+        found = [payload[start:stop] for start, stop in zip(each[::2], each[1::2], strict=True)]
+        digests = [digest(array) for array in found if array]
+        own = head_bytes[:CHECKSUMMED_PRELUDE_BYTES] + head_bytes[PRELUDE_BYTES:own_end]
         if not (
-            head.endswith(raw_layout)
-            and head.startswith(pack(f"<{len(digests)}Q", *digests), lengths_end)
-            and head.startswith(
-                pack("<Q", digest(head[:CHECKSUMMED_PRELUDE_BYTES] + head[PRELUDE_BYTES:own_end])),
-                CHECKSUMMED_PRELUDE_BYTES,
-            )
+            head_bytes.endswith(layout.raw)
+            and head_bytes.startswith(pack(f"<{len(digests)}Q", *digests), lengths_end)
+            and head_bytes.startswith(pack("<Q", digest(own)), CHECKSUMMED_PRELUDE_BYTES)
         ):
-            return False
-    return True
-
-
-def _aligned(offsets: NDArray[np.int64]) -> Any:
-    return offsets + -offsets % ALIGNMENT_BYTES
+            return None
+        arrays.append(found)
+    return UnequalPayloads(head, positions, shapes, arrays)

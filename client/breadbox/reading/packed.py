@@ -16,7 +16,7 @@ from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.dtypes import as_leaf, byte_view
 from breadbox.payload.format import Head
 from breadbox.payload.fragments import SEQUENCE_FIELDS, check_stored, is_sequence
-from breadbox.payload.layout import OPEN, StoredArray
+from breadbox.payload.layout import StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.payload.unequal import UnequalPayloads
@@ -236,25 +236,22 @@ class _Columns:
 
     def take(self, group: UnequalPayloads) -> bool:
         """Copy sequences into place, or return False if one of them is to be placed for itself."""
-        positions = group.positions
-        plan = self._plan_of(positions[0], group.head)
-        lengths = [self._lengths[position] for position in positions]
+        plan = self._plan_of(group.positions[0], group.head)
+        lengths = [self._lengths[position] for position in group.positions]
+        stored = group.head.layout.arrays
         for index in group.head.layout.structure["tokens"].values():
-            _, *rest = group.layout.arrays[index].shape
-            if OPEN in rest or group.shapes[index][:, 0].tolist() != lengths:
+            shapes = group.shapes[index]
+            if shapes[:, 0].tolist() != lengths or (shapes[:, 1:] != stored[index].shape[1:]).any():
                 return False
-        for index, name, column, memory, row_bytes in plan:
-            spans = zip(group.starts[:, index].tolist(), group.ends[:, index].tolist(), strict=True)
-            arrays = [each[at:end] for each, (at, end) in zip(group.payloads, spans, strict=True)]
-            if column is None:
-                stored, shapes = group.layout.arrays[index], group.shapes[index].tolist()
-                for position, shape, array in zip(positions, shapes, arrays, strict=True):
-                    context = np.ndarray(shape, stored.dtype, bytearray(array))
-                    self._context[name][position] = as_leaf(context, stored.type_name)
-                continue
-            for position, array in zip(positions, arrays, strict=True):
-                start = self._starts[position] * row_bytes
-                memory[start : start + len(array)] = array
+        for row, (position, arrays) in enumerate(zip(group.positions, group.arrays, strict=True)):
+            for index, name, column, memory, row_bytes in plan:
+                if column is None:
+                    own = bytearray(arrays[index])
+                    context = np.ndarray(group.shapes[index][row], stored[index].dtype, own)
+                    self._context[name][position] = as_leaf(context, stored[index].type_name)
+                else:
+                    start = self._starts[position] * row_bytes
+                    memory[start : start + len(arrays[index])] = arrays[index]
         return True
 
     def _plan_of(self, position: int, head: Head) -> list[_Place]:
