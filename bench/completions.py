@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -49,7 +50,7 @@ def completions(is_ragged: bool, seed: int) -> list[Arrays]:
     ]
 
 
-class Ours:
+class _Ours:
     """Breadbox on its default store, in groups of 8."""
 
     def __init__(self, address: str) -> None:
@@ -84,7 +85,7 @@ class Ours:
         """Do nothing: the lease was released."""
 
 
-class Theirs:
+class _Theirs:
     """TransferQueue in its default configuration."""
 
     def __init__(self) -> None:
@@ -135,7 +136,7 @@ def _running() -> Iterator[dict[str, tuple[Any, Callable[[], float]]]]:
                 *("--preset", "groups", "--fragments-per-chunk", str(GROUP)),
             )
         )
-        ours = Ours(server.address), lambda: server.cpu_s
+        ours = _Ours(server.address), lambda: server.cpu_s
         temporary = stack.enter_context(TemporaryDirectory(prefix="bench-", dir="/tmp"))
         ray.init(
             num_cpus=8,  # Its three actors take one each.
@@ -145,7 +146,7 @@ def _running() -> Iterator[dict[str, tuple[Any, Callable[[], float]]]]:
             _temp_dir=str(Path(temporary) / "ray"),
         )
         stack.callback(ray.shutdown)
-        theirs = Theirs()
+        theirs = _Theirs()
         stack.callback(transfer_queue.close)
         actors = [
             child.pid
@@ -170,7 +171,7 @@ def _round(side: Any, held_s: Callable[[], float], is_ragged: bool, seed: int) -
     for row, size in (("append groups of 8", GROUP), ("append 512 at once", TOGETHER)):
         made = [side.make(arrays[at : at + size]) for at in range(0, TOGETHER, size)]
         for each in made:
-            measured(row, lambda each=each: side.append(each))
+            measured(row, partial(side.append, each))
         taken = measured("take 512, flat", side.take)
         assert sum(len(each["ids"]) for each in arrays) == taken
         measured("clear", side.clear)

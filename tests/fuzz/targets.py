@@ -122,9 +122,10 @@ def _read_together(data: bytes) -> None:
     good = bodies_of(sequences)
     for body in (data, _assembled(data)):
         bodies = [good[0], body, good[2]]
-        with one_by_one():
-            wanted = outcome(PackedBatch, sequences, bodies)
-        assert alike(wanted, outcome(PackedBatch, sequences, bodies))
+        for kind in (PackedBatch, None):
+            with one_by_one():
+                wanted = outcome(kind, sequences, bodies)
+            assert alike(wanted, outcome(kind, sequences, bodies))
 
 
 def _together() -> Iterator[bytes]:

@@ -56,8 +56,6 @@ _CHECKSUM: Final = struct.Struct("<Q")
 CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
-_OPEN_COUNT_AT: Final = slice(10, 12)
-_NO_OPEN: Final = bytes(2)
 _digest: Final = xxhash.xxh3_64_intdigest
 
 _JOIN_BYTES: Final = 16 * 1024
@@ -133,15 +131,6 @@ def encode_with_layout(
         for array in arrays
     ]
     return layout, _assemble(layout, buffers, raw_attributes, lengths)
-
-
-def kind_of(payload: bytes) -> bytes:
-    """Return what payloads of one layout and the same lengths have in common at their start."""
-    beginning, open_count = payload[:CHECKSUMMED_PRELUDE_BYTES], payload[_OPEN_COUNT_AT]
-    if open_count == _NO_OPEN:
-        return beginning
-    lengths_bytes = _CHECKSUM.size * int.from_bytes(open_count, "little")
-    return beginning + payload[PRELUDE_BYTES : PRELUDE_BYTES + lengths_bytes]
 
 
 def head_bytes_of(prelude: memoryview) -> int:

@@ -15,9 +15,9 @@ from breadbox.payload.alike import Kind, blocks_of, digest
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import (
+    CHECKSUMMED_PRELUDE_BYTES,
     Head,
     head_bytes_of,
-    kind_of,
     parse_head,
     verify,
 )
@@ -254,15 +254,14 @@ def _verify(coming: _Coming, digests: Sequence[int] | None) -> None:
 
 
 def _kind_of(head: bytes, plan: _Plan) -> Kind | None:
-    beginning = kind_of(head)
+    beginning = head[:CHECKSUMMED_PRELUDE_BYTES]
     kind = plan.kinds.get(beginning)
     if kind is None:
         try:
             kind = Kind(head, plan.like.size_bytes)
         except PayloadCorruptError:  # Or it has a longer one.
             return None
-        layout, wanted = kind.head.layout, plan.like.layout
-        if layout is not wanted and (layout.raw, layout.lengths) != (wanted.raw, wanted.lengths):
+        if kind.head.layout.raw != plan.like.layout.raw:
             return None
         plan.kinds[beginning] = kind
     return kind

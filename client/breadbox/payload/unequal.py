@@ -6,7 +6,7 @@ here, and says what is wrong with it.
 
 from collections.abc import Mapping, Sequence
 from struct import pack
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,11 @@ class UnequalPayloads(NamedTuple):
     """int64[payload, axis] for each array."""
     arrays: Sequence[Sequence[memoryview]]
     """Bytes of each array, for each payload."""
+
+    def copied(self, row: int, index: int) -> NDArray[Any]:
+        """Return an array of a payload in memory of its own, by their indexes."""
+        own = bytearray(self.arrays[row][index])
+        return np.ndarray(self.shapes[index][row], self.head.layout.arrays[index].dtype, own)
 
 
 def verify_unequal(payloads: Mapping[int, memoryview]) -> list[UnequalPayloads]:

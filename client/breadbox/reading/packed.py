@@ -15,7 +15,7 @@ from breadbox.model.trees import is_within, map_tree
 from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.dtypes import as_leaf, byte_view
 from breadbox.payload.format import Head
-from breadbox.payload.fragments import SEQUENCE_FIELDS, check_stored, is_sequence
+from breadbox.payload.fragments import SEQUENCE_FIELDS, are_sequences, check_stored, is_sequence
 from breadbox.payload.layout import StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
@@ -236,22 +236,17 @@ class _Columns:
 
     def take(self, group: UnequalPayloads) -> bool:
         """Copy sequences into place, or return False if one of them is to be placed for itself."""
+        if not are_sequences(group, [self._lengths[position] for position in group.positions]):
+            return False
         plan = self._plan_of(group.positions[0], group.head)
-        lengths = [self._lengths[position] for position in group.positions]
-        stored = group.head.layout.arrays
-        for index in group.head.layout.structure["tokens"].values():
-            shapes = group.shapes[index]
-            if shapes[:, 0].tolist() != lengths or (shapes[:, 1:] != stored[index].shape[1:]).any():
-                return False
-        for row, (position, arrays) in enumerate(zip(group.positions, group.arrays, strict=True)):
+        for row, position in enumerate(group.positions):
             for index, name, column, memory, row_bytes in plan:
                 if column is None:
-                    own = bytearray(arrays[index])
-                    context = np.ndarray(group.shapes[index][row], stored[index].dtype, own)
-                    self._context[name][position] = as_leaf(context, stored[index].type_name)
+                    type_name = group.head.layout.arrays[index].type_name
+                    self._context[name][position] = as_leaf(group.copied(row, index), type_name)
                 else:
-                    start = self._starts[position] * row_bytes
-                    memory[start : start + len(arrays[index])] = arrays[index]
+                    start, array = self._starts[position] * row_bytes, group.arrays[row][index]
+                    memory[start : start + len(array)] = array
         return True
 
     def _plan_of(self, position: int, head: Head) -> list[_Place]:
