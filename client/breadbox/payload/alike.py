@@ -10,12 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, PayloadFormatError
-from breadbox.payload.format import (
-    CHECKSUMMED_PRELUDE_BYTES,
-    PRELUDE_BYTES,
-    Head,
-    parse_head,
-)
+from breadbox.payload.format import CHECKSUMMED_PRELUDE_BYTES, PRELUDE_BYTES, Head, parse_head
 from breadbox.payload.layout import Layout
 
 KINDS_MAX: Final = 256

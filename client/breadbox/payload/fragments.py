@@ -407,13 +407,8 @@ def are_sequences(group: UnequalPayloads, lengths: Sequence[int]) -> bool:
     if not is_sequence(layout.structure):
         return False
     check_stored(layout, lengths[0])
-    tokens = [(group.shapes[at], layout.arrays[at]) for at in layout.structure["tokens"].values()]
-    return all(
-        [
-            shapes[:, 0].tolist() == lengths and (shapes[:, 1:] == stored.shape[1:]).all()
-            for shapes, stored in tokens
-        ]
-    )
+    columns = [(group.shapes[at], layout.arrays[at]) for at in layout.structure["tokens"].values()]
+    return all([(got == [(n, *it.shape[1:]) for n in lengths]).all() for got, it in columns])
 
 
 def check_stored(layout: Layout, step_count: int) -> None:

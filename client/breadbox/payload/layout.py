@@ -159,11 +159,8 @@ def _with_lengths(stored: StoredArray, lengths: Iterator[int]) -> StoredArray:
     if OPEN not in stored.shape:
         return stored
     shape = tuple([next(lengths) if length == OPEN else length for length in stored.shape])
-    name, type_name, dtype, codec = stored.name, stored.type_name, stored.dtype, stored.codec
-    raw_bytes = math.prod(shape) * dtype.itemsize
-    if not 0 < raw_bytes <= PAYLOAD_BYTES_MAX or codec != payload_pb2.CODEC_RAW:
-        _check_shape(name, type_name, dtype, shape, codec)
-    return StoredArray(name, type_name, dtype, shape, codec, raw_bytes, stored.parameters)
+    _check_shape(stored.name, stored.type_name, stored.dtype, shape, stored.codec)
+    return replace(stored, shape=shape, raw_bytes=math.prod(shape) * stored.dtype.itemsize)
 
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)

@@ -36,7 +36,6 @@ class UnequalPayloads(NamedTuple):
     head: Head
     """Head of the first."""
     positions: Sequence[int]
-    """Which they are among all."""
     shapes: Sequence[NDArray[np.int64]]
     """int64[payload, axis] for each array."""
     arrays: Sequence[Sequence[memoryview]]
@@ -71,8 +70,7 @@ def _group(positions: Sequence[int], payloads: Sequence[memoryview]) -> UnequalP
     is_for_others = not layout.open_count or layout.encoded or len(layout.arrays) > _ARRAYS_MAX
     if is_for_others or min(map(len, payloads)) < lengths_end:
         return None
-    beginnings = b"".join([payload[:lengths_end] for payload in payloads])
-    words = np.frombuffer(beginnings, "<u8").reshape(len(payloads), -1)
+    words = np.array([np.frombuffer(payload[:lengths_end], "<u8") for payload in payloads])
     body_bytes, lengths = words[:, 4].astype(np.int64), words[:, PRELUDE_BYTES // _WORD_BYTES :].T
     figure_bytes, attribute_bytes = words.view("<u4")[:, 6:8].T.astype(np.int64)
     owns_end = PRELUDE_BYTES + figure_bytes + attribute_bytes

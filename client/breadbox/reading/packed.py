@@ -154,12 +154,8 @@ def load_sequences(
     filled = _Columns(references, columns, is_padded=kind is PaddedBatch, is_pinned=is_elsewhere)
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None
-    receive(
-        *(store, payloads, filled.place),
-        wants_whole=wants_whole,
-        start_over=filled.start_over,
-        take=filled.take,
-    )
+    place, again, take = filled.place, filled.start_over, filled.take
+    receive(store, payloads, place, wants_whole=wants_whole, start_over=again, take=take)
     tokens, context = filled.finish(device)
     places = [*positions] or [*range(len(references))]
     known = _of_sequences(references, places)
