@@ -34,16 +34,21 @@ def sequence(number: int) -> breadbox.Sequence:
     """Return a sequence whose every element is decided by its number; of 1 to 700 tokens."""
     rng = np.random.default_rng(number)
     length = int(rng.integers(1, 700))
+    tokens: dict[str, Any] = {
+        "ids": rng.integers(0, 50_000, length),
+        "log_prob": rng.random(length, np.float32),
+        "mask": rng.random(length) < 0.5,
+        "state": torch.from_numpy(rng.normal(size=(length, HEADS, WIDTH))).bfloat16(),
+    }
+    context: dict[str, Any] = {
+        "prompt": rng.integers(0, 50_000, 1 + number % 5),
+        "scale": np.float32(number),
+    }
     return breadbox.Sequence(
         group=f"prompt-{number // MEMBERS}",
         member=number % MEMBERS,
-        tokens={
-            "ids": rng.integers(0, 50_000, length),
-            "log_prob": rng.random(length, np.float32),
-            "mask": rng.random(length) < 0.5,
-            "state": torch.from_numpy(rng.normal(size=(length, HEADS, WIDTH))).bfloat16(),
-        },
-        context={"prompt": rng.integers(0, 50_000, 1 + number % 5), "scale": np.float32(number)},
+        tokens=tokens,
+        context=context,
         numbers={"reward": number / 4, "number": number, "good": number % 2 == 0, "task": "sum"},
         model_version_min=0,
         model_version_max=0,
