@@ -27,6 +27,7 @@ import zstandard
 
 from breadbox.model.errors import ReplayBufferError
 from breadbox.payload import decode_tree, encode_fragment, encode_tree
+from breadbox.reading.packed import PackedBatch
 from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -55,6 +56,7 @@ from breadbox_server.journal.encoding.frames import (
 )
 from golden.history import play
 from support.forged_payloads import assemble, sections_of
+from support.packed_outcomes import alike, bodies_of, one_by_one, outcome
 from support.rllib_cases import make_toy_episode
 from support.sequences import sequence
 from support.served import served
@@ -92,6 +94,10 @@ def _payloads() -> Iterator[bytes]:
 
 
 def _read_sealed(data: bytes) -> object:
+    return decode_tree(_assembled(data))
+
+
+def _assembled(data: bytes) -> bytes:
     """A head and a body, with checksums and sizes made right, which chance never finds."""
     sizes = [int.from_bytes(data[start : start + 2], "little") for start in (0, 2, 4)]
     sections = []
@@ -100,7 +106,7 @@ def _read_sealed(data: bytes) -> object:
         sections.append(rest[:size_bytes])
         rest = rest[size_bytes:]
     raw_layout, raw_figures, attributes = sections
-    return decode_tree(assemble(raw_layout, rest, raw_figures, attributes))
+    return assemble(raw_layout, rest, raw_figures, attributes)
 
 
 def _sealed() -> Iterator[bytes]:
@@ -108,6 +114,25 @@ def _sealed() -> Iterator[bytes]:
         *sections, body = sections_of(payload)
         sizes = b"".join(len(each).to_bytes(2, "little") for each in sections)
         yield sizes + b"".join(sections) + body
+
+
+def _read_together(data: bytes) -> None:
+    """A payload between two good ones: verified together they come to what each one comes to."""
+    sequences = [sequence(member=0), sequence(member=1, length=9), sequence(member=2)]
+    good = bodies_of(sequences)
+    for body in (data, _assembled(data)):
+        bodies = [good[0], body, good[2]]
+        for kind in (PackedBatch, None):
+            with one_by_one():
+                wanted = outcome(kind, sequences, bodies)
+            assert alike(wanted, outcome(kind, sequences, bodies))
+
+
+def _together() -> Iterator[bytes]:
+    (payload,) = bodies_of([sequence(member=1, length=9)])
+    *sections, body = sections_of(payload)
+    sizes = b"".join(len(each).to_bytes(2, "little") for each in sections)
+    yield from (payload, sizes + b"".join(sections) + body)
 
 
 # --- imports ---------------------------------------------------------------------------------
@@ -395,6 +420,7 @@ def _calls() -> Iterator[bytes]:
 TARGETS: dict[str, Target] = {
     "payload": Target(decode_tree, _payloads, (ReplayBufferError,)),
     "payload-sealed": Target(_read_sealed, _sealed, (ReplayBufferError,)),
+    "payloads-together": Target(_read_together, _together, ()),
     "pickle": Target(_read_pickle, _pickles, ()),
     "packed": Target(partial(unpack, limits=LIMITS), _packed, (ReplayBufferError,)),
     "episode": Target(partial(unpack_episode, limits=LIMITS), _episodes, (ReplayBufferError,)),

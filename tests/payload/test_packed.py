@@ -114,6 +114,12 @@ def test_padded_rows_are_the_sequences_with_zeros_behind(store: PayloadStore) ->
         assert same(wanted, numpy_of(column)), name
 
 
+def test_columns_without_elements_are_padded_to_the_longest(store: PayloadStore) -> None:
+    sequences = [sequence(length, 0, tokens={"none": np.zeros((length, 0))}) for length in (2, 5)]
+    batch = load_sequences(PaddedBatch, store, stored(store, sequences), positions=range(2))
+    assert (2, 5, 0) == batch.tokens["none"].shape
+
+
 def test_numbers_are_arrays_and_texts_are_lists(store: PayloadStore) -> None:
     sequences = [sequence(2, seed) for seed in range(3)]
     sequences[1].numbers = {"reward": 7.0, "extra": 3}

@@ -10,13 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, PayloadFormatError
-from breadbox.payload.format import (
-    CHECKSUMMED_PRELUDE_BYTES,
-    PRELUDE_BYTES,
-    Head,
-    kind_of,
-    parse_head,
-)
+from breadbox.payload.format import CHECKSUMMED_PRELUDE_BYTES, PRELUDE_BYTES, Head, parse_head
 from breadbox.payload.layout import Layout
 
 KINDS_MAX: Final = 256
@@ -46,8 +40,8 @@ class Kind:
     """What payloads that begin with the same bytes, of one layout, have in common.
 
     *head* is that of the first, *own* where each has checksums and attributes, *figures* where its
-    checksums are, *blocks* what each covers, or None if arrays are encoded. Made from at least the
-    head of a payload.
+    checksums are, *blocks* what each covers, or None if arrays are encoded or lengths are open.
+    Made from at least the head of a payload.
     """
 
     def __init__(self, payload: bytes, size_bytes: int) -> None:
@@ -61,10 +55,10 @@ class Kind:
         self._layout = slice(own_end, own_end + len(head.layout.raw))
         self._figures = slice(PRELUDE_BYTES, PRELUDE_BYTES + figures.size)
         self._pack_figures = figures.pack
-        self._lengths = head.layout.lengths
         blocks = [block for index in head.layout.order for block in blocks_of(head, index)]
+        is_regular = not (head.layout.encoded or head.layout.open_count)
         # Two at least: of one, the getter would give no tuple.
-        self.blocks = itemgetter(*blocks) if len(blocks) > 1 and not head.layout.encoded else None
+        self.blocks = itemgetter(*blocks) if len(blocks) > 1 and is_regular else None
 
     def is_head(self, head: bytes) -> bool:
         """Return whether what begins with the same bytes is undamaged up to the body."""
@@ -75,7 +69,7 @@ class Kind:
 
     def has_checksums(self, head: bytes, digests: Iterable[int]) -> bool:
         """Return whether all blocks of a payload, in order of the body, are as its head says."""
-        return head[self._figures] == self._pack_figures(*self._lengths, *digests)
+        return head[self._figures] == self._pack_figures(*digests)
 
 
 _kinds: Final[dict[bytes, Kind]] = {}
@@ -83,11 +77,11 @@ _kinds: Final[dict[bytes, Kind]] = {}
 
 
 def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
-    """Verify payloads and sort them by layout, or None if one is damaged or has encoded arrays."""
+    """Verify payloads and sort them by layout, or None if one is damaged or irregular."""
     groups: dict[Layout, tuple[Head, list[int], list[bytes]]] = {}
     try:
         for position, payload in enumerate(payloads):
-            beginning = kind_of(payload)
+            beginning = payload[:CHECKSUMMED_PRELUDE_BYTES]
             kind = _kinds.get(beginning)
             if kind is None:
                 if len(_kinds) >= KINDS_MAX:

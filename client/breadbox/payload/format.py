@@ -56,8 +56,6 @@ _CHECKSUM: Final = struct.Struct("<Q")
 CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
-_OPEN_COUNT_AT: Final = slice(10, 12)
-_NO_OPEN: Final = bytes(2)
 _digest: Final = xxhash.xxh3_64_intdigest
 
 _JOIN_BYTES: Final = 16 * 1024
@@ -135,15 +133,6 @@ def encode_with_layout(
     return layout, _assemble(layout, buffers, raw_attributes, lengths)
 
 
-def kind_of(payload: bytes) -> bytes:
-    """Return what payloads of one layout and the same lengths have in common at their start."""
-    beginning, open_count = payload[:CHECKSUMMED_PRELUDE_BYTES], payload[_OPEN_COUNT_AT]
-    if open_count == _NO_OPEN:
-        return beginning
-    lengths_bytes = _CHECKSUM.size * int.from_bytes(open_count, "little")
-    return beginning + payload[PRELUDE_BYTES : PRELUDE_BYTES + lengths_bytes]
-
-
 def head_bytes_of(prelude: memoryview) -> int:
     """Return the length of a payload's head from its first bytes, padding not included."""
     return _parse_prelude(prelude).head_bytes
@@ -191,6 +180,11 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
             f"{places.body_bytes}"
         )
     return Head(layout, places, body_offset, figures, own[prelude.figure_bytes :])
+
+
+def stored_layout(layout: Layout) -> Layout:
+    """Return a layout as it stands in payloads: open axes without lengths."""
+    return _layout_reader.read(layout.raw, layout.hash)
 
 
 def decode_tree(

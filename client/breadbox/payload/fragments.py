@@ -22,6 +22,7 @@ from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.layout import Layout, StoredArray, serialize_attributes
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
+from breadbox.payload.unequal import UnequalPayloads, verify_unequal
 from breadbox.stores.base import PayloadStore
 from breadbox.v1 import schema_pb2
 from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
@@ -257,12 +258,25 @@ def read_fragments(
         read[position] = (head, {each.array_index: each.destination for each in placements})
         return placements
 
+    def take(group: UnequalPayloads) -> bool:
+        steps = [references[position].metadata.step_count for position in group.positions]
+        if not (wants_whole and are_sequences(group, steps)):
+            return False
+        for row, position in enumerate(group.positions):
+            arrays = {index: group.copied(row, index) for index in range(len(group.shapes))}
+            read[position] = (group.head, arrays)
+        return True
+
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None and steps is None
     at_hand = store.at_hand(payloads) if wants_whole else None
     groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
-        receive(store, payloads, place, wants_whole=wants_whole)
+        views = {at: memoryview(body) for at, body in enumerate(at_hand or ())}
+        for unequal in verify_unequal(views):
+            take(unequal)
+        if len(read) < len(references):
+            receive(store, payloads, place, wants_whole=wants_whole, take=take)
     else:
         for group in groups:
             head = group.head
@@ -430,6 +444,16 @@ def is_sequence(tree: Any) -> bool:
 def is_part(tree: Any) -> bool:
     """Return whether a tree, or structure, is that of a part of a member."""
     return isinstance(tree, dict) and tree.keys() == PART_FIELDS.keys()
+
+
+def are_sequences(group: UnequalPayloads, lengths: Sequence[int]) -> bool:
+    """Return whether payloads are sequences of so many tokens, and of columns of one shape."""
+    layout = group.head.layout
+    if not is_sequence(layout.structure):
+        return False
+    check_stored(layout, lengths[0])
+    columns = [(group.shapes[at], layout.arrays[at]) for at in layout.structure["tokens"].values()]
+    return all([(got == [(n, *it.shape[1:]) for n in lengths]).all() for got, it in columns])
 
 
 def check_stored(layout: Layout, step_count: int) -> None:

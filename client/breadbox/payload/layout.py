@@ -3,8 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -98,7 +97,6 @@ class Layout:
     """Open axes; each payload has their lengths for itself, in order of the tree."""
     lengths: tuple[int, ...] = ()
     """Lengths of the open axes, or empty before `at`."""
-    _at: dict[tuple[int, ...], "Layout"] = field(default_factory=dict)
     order: tuple[int, ...] = field(init=False)
     """Order of the arrays in the body: indexes, raw ones first."""
     encoded: tuple[int, ...] = field(init=False)
@@ -111,32 +109,15 @@ class Layout:
         encoded = [index for index, stored in enumerate(self.arrays) if not stored.is_raw]
         object.__setattr__(self, "order", (*raw, *encoded))
         object.__setattr__(self, "encoded", tuple(encoded))
-        self._place_raw()
-
-    def _place_raw(self) -> None:
-        raw = self.order[: len(self.order) - len(self.encoded)]
         places = _go_on(_nowhere(self), self, raw, [self.arrays[index].raw_bytes for index in raw])
         object.__setattr__(self, "raw_places", places)
 
     def at(self, lengths: tuple[int, ...]) -> "Layout":
         """Return the layout with these lengths of its open axes, or raise PayloadCorruptError."""
-        made = self._at.get(lengths)
-        if made is None:
-            left = iter(lengths)
-            arrays = tuple([_with_lengths(stored, left) for stored in self.arrays])
-            _check_raw_bytes(arrays)
-            # Most lengths are new: what they do not change is not made again.
-            made = object.__new__(Layout)
-            for name, value in zip(_SLOTS, _slots_of(self), strict=True):
-                object.__setattr__(made, name, value)
-            object.__setattr__(made, "arrays", arrays)
-            object.__setattr__(made, "lengths", lengths)
-            made._place_raw()
-            if len(arrays) <= _ARRAYS_KEPT_MAX:
-                if len(self._at) >= _LENGTHS_KEPT_MAX:
-                    self._at.clear()
-                self._at[lengths] = made
-        return made
+        left = iter(lengths)
+        arrays = tuple([_with_lengths(stored, left) for stored in self.arrays])
+        _check_raw_bytes(arrays)
+        return replace(self, arrays=arrays, lengths=lengths)
 
     def place_all(self, sizes: Sequence[int]) -> Places:
         """Give every array its place, from the sizes of all; of open axes no length is needed."""
@@ -147,11 +128,6 @@ class Layout:
         if not self.encoded:
             return self.raw_places
         return _go_on(self.raw_places, self, self.encoded, encoded_sizes)
-
-
-# All fields of a layout, to copy one without making again what its lengths do not change.
-_SLOTS: Final = tuple(each.name for each in fields(Layout))
-_slots_of: Final = attrgetter(*_SLOTS)
 
 
 def _nowhere(layout: Layout) -> Places:
@@ -179,21 +155,12 @@ def aligned(offset_bytes: int) -> int:
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
 
 
-_LENGTHS_KEPT_MAX: Final = 128
-"""Tuples of lengths for which a layout keeps what `Layout.at` returned."""
-_ARRAYS_KEPT_MAX: Final = 16
-"""Arrays up to which a layout keeps any."""
-
-
 def _with_lengths(stored: StoredArray, lengths: Iterator[int]) -> StoredArray:
     if OPEN not in stored.shape:
         return stored
     shape = tuple([next(lengths) if length == OPEN else length for length in stored.shape])
-    name, type_name, dtype, codec = stored.name, stored.type_name, stored.dtype, stored.codec
-    raw_bytes = math.prod(shape) * dtype.itemsize
-    if not 0 < raw_bytes <= PAYLOAD_BYTES_MAX or codec != payload_pb2.CODEC_RAW:
-        _check_shape(name, type_name, dtype, shape, codec)
-    return StoredArray(name, type_name, dtype, shape, codec, raw_bytes, stored.parameters)
+    _check_shape(stored.name, stored.type_name, stored.dtype, shape, stored.codec)
+    return replace(stored, shape=shape, raw_bytes=math.prod(shape) * stored.dtype.itemsize)
 
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)

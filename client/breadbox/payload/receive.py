@@ -1,5 +1,6 @@
 """Receives payloads from a store straight into arrays, and checks what arrived."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,13 +15,14 @@ from breadbox.payload.alike import Kind, blocks_of, digest
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import (
+    CHECKSUMMED_PRELUDE_BYTES,
     Head,
     head_bytes_of,
-    kind_of,
     parse_head,
     verify,
 )
 from breadbox.payload.layout import StoredArray
+from breadbox.payload.unequal import UnequalPayloads, verify_unequal
 from breadbox.stores.base import Foreseen, PayloadStore, Segment, UnforeseenError
 
 _SMALL_BYTES: Final = 16 * 1024
@@ -45,6 +47,8 @@ class Placement(NamedTuple):
 
 Place = Callable[[int, Head], Sequence[Placement]]
 """Returns where arrays of the payload at a position go; must answer alike if asked again."""
+Take = Callable[[UnequalPayloads], bool]
+"""Copies arrays of payloads into place together, or returns False with nothing done."""
 
 
 def receive(
@@ -54,18 +58,19 @@ def receive(
     *,
     wants_whole: bool = True,
     start_over: Callable[[], None] = lambda: None,
+    take: Take = lambda _: False,
 ) -> None:
     """Receive payloads into the arrays that `place` names, every byte verified.
 
     Payloads of sizes met before are placed by the heads of those, and received by one call. Where
     one then differs, `start_over` is called, and everything is placed and received again. Small
-    payloads of other sizes are received by that call, too, and then placed.
+    payloads of other sizes are received by that call, too, and then placed, or taken together.
     """
     try:
-        store.read_many(references, _Receiver(references, place, wants_whole, wants_whole))
+        store.read_many(references, _Receiver(references, place, take, wants_whole, wants_whole))
     except UnforeseenError:
         start_over()
-        store.read_many(references, _Receiver(references, place, wants_whole, False))
+        store.read_many(references, _Receiver(references, place, take, wants_whole, False))
 
 
 @dataclass(slots=True)
@@ -132,6 +137,7 @@ heads_met: dict[int, Head | None] = {}
 class _Receiver:
     references: Sequence[PayloadReference]
     place: Place
+    take: Take
     wants_whole: bool
     foresees: bool
     arriving: dict[int, list[_Arriving]] = field(default_factory=dict)
@@ -139,6 +145,9 @@ class _Receiver:
     whole: dict[int, memoryview] = field(default_factory=dict)
     """Memory of payloads of which nothing is known."""
     whole_bytes: int = 0
+    came: dict[int, memoryview] = field(default_factory=dict)
+    """Those of them that are filled, while others are not."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
     plans: dict[Head, _Plan] = field(default_factory=dict)
 
     def foresee(self, position: int) -> Foreseen | None:
@@ -192,17 +201,28 @@ class _Receiver:
         if coming is not None:
             _verify(coming, digests)
             return
-        whole = self.whole.pop(position, None)
-        if whole is not None:
-            self.whole_bytes -= len(whole)
-            head = self._met(position, whole)
-            for placement in self.place(position, head):
-                start = head.body_offset + head.places.offsets[placement.array_index]
-                end = start + head.places.sizes[placement.array_index]
-                _Arriving(head, placement, whole[start:end]).arrived()
+        if position not in self.whole:
+            for each in self.arriving.pop(position):
+                each.arrived()
             return
-        for each in self.arriving.pop(position):
-            each.arrived()
+        with self.lock:
+            self.came[position] = self.whole.pop(position)
+            if self.whole:
+                return
+            came, self.came, self.whole_bytes = self.came, {}, 0
+        for group in verify_unequal(came):
+            if self.take(group):
+                for taken in group.positions:
+                    del came[taken]
+        for number, whole in came.items():
+            self._unpack_whole(number, whole)
+
+    def _unpack_whole(self, position: int, whole: memoryview) -> None:
+        head = self._met(position, whole)
+        for placement in self.place(position, head):
+            start = head.body_offset + head.places.offsets[placement.array_index]
+            end = start + head.places.sizes[placement.array_index]
+            _Arriving(head, placement, whole[start:end]).arrived()
 
     def _met(self, position: int, head: memoryview) -> Head:
         size_bytes = self.references[position].size_bytes
@@ -234,15 +254,14 @@ def _verify(coming: _Coming, digests: Sequence[int] | None) -> None:
 
 
 def _kind_of(head: bytes, plan: _Plan) -> Kind | None:
-    beginning = kind_of(head)
+    beginning = head[:CHECKSUMMED_PRELUDE_BYTES]
     kind = plan.kinds.get(beginning)
     if kind is None:
         try:
             kind = Kind(head, plan.like.size_bytes)
         except PayloadCorruptError:  # Or it has a longer one.
             return None
-        layout, wanted = kind.head.layout, plan.like.layout
-        if layout is not wanted and (layout.raw, layout.lengths) != (wanted.raw, wanted.lengths):
+        if kind.head.layout.raw != plan.like.layout.raw:
             return None
         plan.kinds[beginning] = kind
     return kind

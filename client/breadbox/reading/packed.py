@@ -16,10 +16,11 @@ from breadbox.model.trees import is_within, map_tree
 from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.dtypes import as_leaf, byte_view
 from breadbox.payload.format import Head
-from breadbox.payload.fragments import SEQUENCE_FIELDS, check_stored, is_sequence
+from breadbox.payload.fragments import SEQUENCE_FIELDS, are_sequences, check_stored, is_sequence
 from breadbox.payload.layout import StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
+from breadbox.payload.unequal import UnequalPayloads
 from breadbox.reading.batches import Stack
 from breadbox.reading.devices import check_device, tensor_of
 from breadbox.reading.parts import PartArrays, joined, load_parts
@@ -159,7 +160,8 @@ def load_sequences(
     filled = _Columns(references, columns, is_padded=kind is PaddedBatch, is_pinned=is_elsewhere)
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None
-    receive(store, payloads, filled.place, wants_whole=wants_whole, start_over=filled.start_over)
+    place, again, take = filled.place, filled.start_over, filled.take
+    receive(store, payloads, place, wants_whole=wants_whole, start_over=again, take=take)
     tokens, context = filled.finish(device)
     if parts:
         more = joined(references, parts, is_padded=kind is PaddedBatch)
@@ -221,10 +223,7 @@ class _Columns:
         """Places of the arrays of a payload, by its layout with open axes."""
 
     def place(self, position: int, head: Head) -> list[Placement]:
-        check_stored(head.layout, self._lengths[position])
-        plan = self._plans.get(head.layout.raw)
-        if plan is None:
-            plan = self._plans[head.layout.raw] = self._plan(position, head)
+        plan = self._plan_of(position, head)
         first = self._starts[position]
         end = first + self._lengths[position]
         placements = []
@@ -239,6 +238,28 @@ class _Columns:
             else:
                 placements.append(Placement(index, column[first:end]))
         return placements
+
+    def take(self, group: UnequalPayloads) -> bool:
+        """Copy sequences into place, or return False if one of them is to be placed for itself."""
+        if not are_sequences(group, [self._lengths[position] for position in group.positions]):
+            return False
+        plan = self._plan_of(group.positions[0], group.head)
+        for row, position in enumerate(group.positions):
+            for index, name, column, memory, row_bytes in plan:
+                if column is None:
+                    type_name = group.head.layout.arrays[index].type_name
+                    self._context[name][position] = as_leaf(group.copied(row, index), type_name)
+                else:
+                    start, array = self._starts[position] * row_bytes, group.arrays[row][index]
+                    memory[start : start + len(array)] = array
+        return True
+
+    def _plan_of(self, position: int, head: Head) -> list[_Place]:
+        check_stored(head.layout, self._lengths[position])
+        plan = self._plans.get(head.layout.raw)
+        if plan is None:
+            plan = self._plans[head.layout.raw] = self._plan(position, head)
+        return plan
 
     def _plan(self, position: int, head: Head) -> list[_Place]:
         if not is_sequence(head.layout.structure):
@@ -304,7 +325,7 @@ class _Columns:
         leaves = stack.as_leaves() if stack.slab is None else stack.copied_to(device)
         tokens = {name: leaves[index] for name, index in self._tokens.items()}
         if self._is_padded:
-            rows = (len(self._lengths), -1)
+            rows = (len(self._lengths), max(self._lengths))
             tokens = {name: leaf.reshape(*rows, *leaf.shape[1:]) for name, leaf in tokens.items()}
         return tokens, self._context
 

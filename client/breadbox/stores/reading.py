@@ -240,12 +240,23 @@ class InlineStore(StoreOnUse):
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         others: list[tuple[int, PayloadReference]] = []
+        filled: list[int] = []
         for position, reference in enumerate(references):
             body = self.bodies.get(reference.payload_id)
             if body is None:
                 others.append((position, reference))
-            else:
+                continue
+            _check_size(reference, body)
+            foreseen = receiver.foresee(position)
+            if foreseen is None:
                 _give(position, reference, memoryview(body), receiver)
+                continue
+            start = 0
+            for destination in foreseen.memory:
+                destination[:] = body[start : (start := start + len(destination))]
+            filled.append(position)
+        for position in filled:
+            receiver.arrived(position)
         if others:
             renumbered = _Renumbered(receiver, [position for position, _ in others])
             self._store.read_many([reference for _, reference in others], renumbered)
@@ -296,7 +307,6 @@ class _Renumbered:
 def _give(
     position: int, reference: PayloadReference, body: memoryview, receiver: PayloadReceiver
 ) -> None:
-    _check_size(reference, body)
     head_bytes = head_bytes_of(position, reference, body[:PRELUDE_BYTES], receiver)
     for offset, destination in receiver.segments(position, body[:head_bytes]):
         part = body[offset : offset + len(destination)]
