@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.model.config import BufferConfig, SampleToInsertRatioConfig
+from breadbox_server.core.model.config import BufferConfig, SampleToInsertRatio
 from breadbox_server.core.model.entries import (
     BufferCreated,
     Entry,
@@ -92,7 +92,7 @@ def test_nothing_is_written_down_unless_asked_for() -> None:
 
 def test_replay_from_the_beginning_creates_and_deletes_buffers() -> None:
     world = World()
-    limits = BufferConfig(limiter=SampleToInsertRatioConfig(2.0, 3.0, 4))
+    limits = BufferConfig(limiter=SampleToInsertRatio(2.0, 3.0, 4))
     for name in ("kept", "deleted"):
         world.buffers.apply(CreateBuffer(BufferName(name), limits), now=world.now)
     world.buffers.apply(DeleteBuffer(BufferName("deleted")), now=world.now)

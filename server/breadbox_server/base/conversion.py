@@ -28,8 +28,8 @@ from breadbox_server.core.model.config import (
     NAME_SIZE_BYTES_MAX,
     PRIORITY_DEFAULT,
     BufferConfig,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
     check_duration,
 )
 from breadbox_server.core.model.description import (
@@ -182,9 +182,9 @@ CONFIG: Final = MessageMapping(
         "limiter": Choice(
             "limiter",
             {
-                "minimum_chunks": MessageMapping(buffer_pb2.MinimumChunks, MinimumChunksConfig),
+                "minimum_chunks": MessageMapping(buffer_pb2.MinimumChunks, MinimumChunks),
                 "sample_to_insert_ratio": MessageMapping(
-                    buffer_pb2.SampleToInsertRatio, SampleToInsertRatioConfig
+                    buffer_pb2.SampleToInsertRatio, SampleToInsertRatio
                 ),
             },
         ),

@@ -6,6 +6,7 @@ from enum import Enum
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
+from breadbox.model.types import ReleaseMode as ReleaseMode
 from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.model.schemas import NO_SCHEMA, Schema
@@ -59,13 +60,6 @@ class GroupEndReason(Enum):
     """All members have the same number of the name in `drop_equal`."""
     GIVEN_BACK = "given_back"
     """The holder of its ticket gave it up."""
-
-
-class ReleaseMode(Enum):
-    """How a lease ends."""
-
-    CONSUMED = "consumed"
-    RETURNED = "returned"
 
 
 @dataclass(slots=True, unsafe_hash=True)
