@@ -139,7 +139,8 @@ def test_reports_of_what_cannot_be_read_are_replayed_and_outlive_snapshots() -> 
     report(1)
     assert [("w0", 2, 0)] == world.held()
     assert 1 == world.count("chunks_evicted_quarantined")
-    assert [("w0", 1)] == [each[:2] for each in world.seen().quarantined]
+    (quarantined,) = world.seen().quarantined
+    assert ("w0", 1) == (quarantined.worker_id, quarantined.fragment_index)
     world.buffers.check_invariants()
     state = world.buffers.snapshot()
     assert state == BufferSet.restore(state, random.Random(0)).snapshot()
