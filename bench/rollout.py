@@ -25,13 +25,14 @@ from breadbox.model.types import (
 from breadbox.writing.reporting import EpisodeReporter
 from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.acting.inference import Inference
-from breadbox_rollout.acting.player import Player, PlayerOptions
+from breadbox_rollout.acting.player import Player
 from breadbox_rollout.app import share_interpreter
 from breadbox_rollout.environments.environments import EnvSpec, envs_per_process
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.sending.models import ModelWatcher
 from breadbox_rollout.sending.sender import Sender
-from breadbox_rollout.worker import RolloutWorker, WorkerOptions
+from breadbox_rollout.settings import RolloutSettings
+from breadbox_rollout.worker import RolloutWorker
 
 _SESSION_ID = "bench"
 _START_S = 120.0
@@ -167,11 +168,22 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
     torch.set_num_threads(1)
     share_interpreter()
     spec = EnvSpec(name=case.env)
+    settings = RolloutSettings(
+        env=case.env,
+        policy=case.policy,
+        num_envs=case.env_count,
+        fragment_steps=case.fragment_steps,
+        batch_envs=case.batch_env_count,
+        worker_name="bench",
+        log_interval_s=1e9,
+    )
     switch = Switch(client)
     watcher = ModelWatcher(switch)
-    # As many as `breadbox rollout` lets wait.
     sender = Sender(
-        switch, lambda: watcher.latest, fragments_max=2 * case.env_count, bytes_max=2**28
+        switch,
+        lambda: watcher.latest,
+        fragments_max=settings.queue_fragments_max,
+        bytes_max=2**28,
     )
     reporter = EpisodeReporter(switch)
     per_process = envs_per_process(spec, case.env_count)
@@ -182,15 +194,9 @@ def _running(case: Case, client: breadbox.Client) -> Iterator[tuple[RolloutWorke
         watcher,
         sender,
         reporter,
-        PlayerOptions(fragment_steps=case.fragment_steps, worker_prefix="bench"),
+        settings,
     )
-    worker = RolloutWorker(
-        pool,
-        [player],
-        WorkerOptions(
-            batch_env_count=case.batch_env_count, batch_wait_s_max=0.02, log_interval_s=1e9
-        ),
-    )
+    worker = RolloutWorker(pool, [player], settings)
     thread = threading.Thread(target=worker.run)
     for part in (watcher, reporter, thread):
         part.start()

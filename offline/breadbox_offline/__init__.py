@@ -1,74 +1,38 @@
 """Turn recorded episodes into batches, executing nothing of them; only `cloning` needs torch."""
 
-from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_offline.episodes.sampling import (
-    SequenceSampling,
-    ShortWindow,
-    StepSampling,
-    epoch_positions,
-    sample_moments,
-    sample_rows,
-    sample_sequences,
-    sample_steps,
-)
-from breadbox_offline.errors import OfflineDataError, ValidationError
-from breadbox_offline.files.dataset import Dataset
-from breadbox_offline.files.writers import write_episodes
-from breadbox_offline.report import (
-    Finding,
-    FindingKind,
-    FindingPolicy,
-    ValidationPolicy,
-    ValidationReport,
-)
-from breadbox_offline.rows.options import MappingOptions, OfflineSchema, RowGrouping
-from breadbox_offline.training.mixing import BufferMixer, MixedLease
-from breadbox_offline.training.pipeline import Draft, OfflineBatch, Pipeline, PipelineContext, Stage
-from breadbox_offline.training.prefetch import Prefetcher
-from breadbox_offline.training.prelearner import (
-    InputMode,
-    ModuleSnapshot,
-    OfflinePreLearner,
-    PreLearnerConfig,
-)
-from breadbox_offline.training.stages import default_pipeline
-
-__all__ = [
-    "AddOutcome",
-    "BufferMixer",
-    "Dataset",
-    "Draft",
-    "Episode",
-    "EpisodeBuffer",
-    "Finding",
-    "FindingKind",
-    "FindingPolicy",
-    "InputMode",
-    "MappingOptions",
-    "MixedLease",
-    "ModuleSnapshot",
-    "OfflineBatch",
-    "OfflineDataError",
-    "OfflinePreLearner",
-    "OfflineSchema",
-    "Pipeline",
-    "PipelineContext",
-    "PreLearnerConfig",
-    "Prefetcher",
-    "RowGrouping",
-    "SequenceSampling",
-    "ShortWindow",
-    "Stage",
-    "StepSampling",
-    "ValidationError",
-    "ValidationPolicy",
-    "ValidationReport",
-    "default_pipeline",
-    "epoch_positions",
-    "sample_moments",
-    "sample_rows",
-    "sample_sequences",
-    "sample_steps",
-    "write_episodes",
-]
+from breadbox_offline.episodes.episode import Episode as Episode
+from breadbox_offline.episodes.episode_buffer import AddOutcome as AddOutcome
+from breadbox_offline.episodes.episode_buffer import EpisodeBuffer as EpisodeBuffer
+from breadbox_offline.episodes.sampling import SequenceSampling as SequenceSampling
+from breadbox_offline.episodes.sampling import ShortWindow as ShortWindow
+from breadbox_offline.episodes.sampling import StepSampling as StepSampling
+from breadbox_offline.episodes.sampling import epoch_positions as epoch_positions
+from breadbox_offline.episodes.sampling import sample_moments as sample_moments
+from breadbox_offline.episodes.sampling import sample_rows as sample_rows
+from breadbox_offline.episodes.sampling import sample_sequences as sample_sequences
+from breadbox_offline.episodes.sampling import sample_steps as sample_steps
+from breadbox_offline.errors import OfflineDataError as OfflineDataError
+from breadbox_offline.errors import ValidationError as ValidationError
+from breadbox_offline.files.dataset import Dataset as Dataset
+from breadbox_offline.files.writers import write_episodes as write_episodes
+from breadbox_offline.report import Finding as Finding
+from breadbox_offline.report import FindingKind as FindingKind
+from breadbox_offline.report import FindingPolicy as FindingPolicy
+from breadbox_offline.report import ValidationPolicy as ValidationPolicy
+from breadbox_offline.report import ValidationReport as ValidationReport
+from breadbox_offline.rows.options import MappingOptions as MappingOptions
+from breadbox_offline.rows.options import OfflineSchema as OfflineSchema
+from breadbox_offline.rows.options import RowGrouping as RowGrouping
+from breadbox_offline.training.mixing import BufferMixer as BufferMixer
+from breadbox_offline.training.mixing import MixedLease as MixedLease
+from breadbox_offline.training.pipeline import Draft as Draft
+from breadbox_offline.training.pipeline import OfflineBatch as OfflineBatch
+from breadbox_offline.training.pipeline import Pipeline as Pipeline
+from breadbox_offline.training.pipeline import PipelineContext as PipelineContext
+from breadbox_offline.training.pipeline import Stage as Stage
+from breadbox_offline.training.prefetch import Prefetcher as Prefetcher
+from breadbox_offline.training.prelearner import InputMode as InputMode
+from breadbox_offline.training.prelearner import ModuleSnapshot as ModuleSnapshot
+from breadbox_offline.training.prelearner import OfflinePreLearner as OfflinePreLearner
+from breadbox_offline.training.prelearner import PreLearnerConfig as PreLearnerConfig
+from breadbox_offline.training.stages import default_pipeline as default_pipeline

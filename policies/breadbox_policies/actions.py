@@ -47,18 +47,13 @@ class ActionHead(nn.Module):
     """Number of inputs of each independent choice among the parts."""
 
     @abstractmethod
-    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        """Return actions (leaves [B, ...]) and their log-probs (float32[B]) for inputs [B, n]."""
-
-    @abstractmethod
-    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """Return the likeliest actions and their log-probs, in the form of `sample`."""
-
     def choose(
-        self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool
+        self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool = False
     ) -> tuple[Tree, Tensor]:
-        """Return the mode if *greedy*, else a sample."""
-        return self.mode(inputs) if greedy else self.sample(inputs, generator)
+        """Return actions (leaves [B, ...]) and their log-probs (float32[B]) for inputs [B, n].
+
+        They are drawn, or the likeliest ones if *greedy*.
+        """
 
     @abstractmethod
     def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
@@ -74,18 +69,19 @@ class _Categorical(ActionHead):
         self.is_choice, self.choice_counts = [True] * choice_count, [choice_count]
         self._start = start
 
-    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
+    def choose(
+        self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool = False
+    ) -> tuple[Tree, Tensor]:
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
+        if greedy:
+            log_prob, index = log_probs.max(-1)
+            return index + self._start, log_prob
         # An exponential race: each choice's clock runs at its probability, and the first wins. This
         # equals torch.multinomial without its checks, which wait for a CUDA device each time.
         clocks = torch.empty_like(log_probs).exponential_(generator=generator)
         clocks.clamp_(min=_TINY)  # At 0, a choice of probability 0 could win.
         index = (log_probs.exp() / clocks).argmax(-1, keepdim=True)
         return index.squeeze(-1) + self._start, log_probs.gather(-1, index).squeeze(-1)
-
-    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        log_prob, index = torch.log_softmax(inputs.float(), dim=-1).max(-1)
-        return index + self._start, log_prob
 
     def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
@@ -119,19 +115,15 @@ class _Joined(ActionHead):
             assert isinstance(part, ActionHead)
             yield part, part_inputs
 
-    def _together(self, acted: Sequence[tuple[Tree, Tensor]]) -> tuple[Tree, Tensor]:
-        log_prob = torch.stack([log_prob for _, log_prob in acted], -1).sum(-1)
-        return self.join([action for action, _ in acted]), log_prob
-
-    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        return self._together(
-            [part.sample(part_inputs, generator) for part, part_inputs in self._slices(inputs)]
-        )
-
-    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        return self._together(
-            [part.mode(part_inputs) for part, part_inputs in self._slices(inputs)]
-        )
+    def choose(
+        self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool = False
+    ) -> tuple[Tree, Tensor]:
+        chosen = [
+            part.choose(part_inputs, generator, greedy=greedy)
+            for part, part_inputs in self._slices(inputs)
+        ]
+        log_prob = torch.stack([log_prob for _, log_prob in chosen], -1).sum(-1)
+        return self.join([action for action, _ in chosen]), log_prob
 
     def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         judged = [
@@ -227,14 +219,23 @@ class _Gaussian(ActionHead):
         self._centre: Tensor
         self._ends: Tensor
 
-    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
+    def choose(
+        self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool = False
+    ) -> tuple[Tree, Tensor]:
         mean, log_std = self._normal(inputs)
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        return self._acted(mean, log_std, noise)
-
-    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        mean, log_std = self._normal(inputs)
-        return self._acted(mean, log_std, torch.zeros_like(mean))
+        noise = torch.zeros_like(mean)
+        if not greedy:
+            noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        unit = mean + noise * log_std.exp()
+        action = self._centre + self._scale * (unit.tanh() if self._squash else unit)
+        if self._squash:
+            action = action.clamp(*self._ends)
+            # From the rounded action, which is recorded: so judging it gives the same.
+            taken = (action - self._centre) / self._scale
+            log_prob = self._squashed_log_prob(taken, mean, log_std)
+        else:
+            log_prob = self._log_prob(noise, log_std)
+        return action.reshape(*action.shape[:-1], *self._shape), log_prob
 
     def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         mean, log_std = self._normal(inputs)
@@ -254,18 +255,6 @@ class _Gaussian(ActionHead):
             return inputs, self.log_std
         mean, log_std = inputs.chunk(2, -1)
         return mean, (log_std + _LOG_STD_START).clamp(*_LOG_STD_RANGE)
-
-    def _acted(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tree, Tensor]:
-        unit = mean + noise * log_std.exp()
-        action = self._centre + self._scale * (unit.tanh() if self._squash else unit)
-        if self._squash:
-            action = action.clamp(*self._ends)
-            # From the rounded action, which is recorded: so judging it gives the same.
-            taken = (action - self._centre) / self._scale
-            log_prob = self._squashed_log_prob(taken, mean, log_std)
-        else:
-            log_prob = self._log_prob(noise, log_std)
-        return action.reshape(*action.shape[:-1], *self._shape), log_prob
 
     def _log_prob(self, noise: Tensor, log_std: Tensor) -> Tensor:
         density = -0.5 * noise.square() - log_std - self._scale.log() - _LOG_SQRT_2PI

@@ -28,7 +28,7 @@ from breadbox_rollout.acting.agents import (
 )
 from breadbox_rollout.acting.inference import Inference, check_device
 from breadbox_rollout.acting.opponents import Opponents
-from breadbox_rollout.acting.player import Participant, Player, PlayerOptions
+from breadbox_rollout.acting.player import Participant, Player
 from breadbox_rollout.environments.environments import (
     EnvSpec,
     check_environment,
@@ -42,7 +42,7 @@ from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
 from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.settings import RolloutSettings, check_worker_name, mixed_seed
-from breadbox_rollout.worker import RolloutWorker, WorkerOptions
+from breadbox_rollout.worker import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -177,14 +177,8 @@ class _Chain:
             watcher,
             self._sender,
             self._reporter,
-            PlayerOptions(
-                fragment_steps=settings.fragment_steps,
-                worker_prefix=settings.worker_name,
-                task=settings.task,
-                discount=settings.discount,
-                strict_weights=settings.weights == "strict",
-                policy_options=entry.policy_options if settings.declare_origin else None,
-            ),
+            settings,
+            entry.policy_options if settings.declare_origin else None,
         )
 
     def start(self) -> None:
@@ -218,17 +212,10 @@ def run_worker(
         _pool_options(settings, spec, entries),
         recording=asdict(recordings.options) if recordings else None,
     )
-    rounds = settings.fragments_per_batch // settings.num_envs * settings.fragment_steps
     worker = RolloutWorker(
         pool,
         [chain.player for chain in chains],
-        WorkerOptions(
-            batch_env_count=settings.batch_envs,
-            batch_wait_s_max=settings.batch_wait_s,
-            log_interval_s=settings.log_interval_s,
-            steps_max=settings.steps_max,
-            rounds_per_version=rounds if settings.deterministic else None,
-        ),
+        settings,
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),
     )

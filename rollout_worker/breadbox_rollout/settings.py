@@ -149,6 +149,13 @@ class RolloutSettings(PlaySettings, Connection):
         return self.queue_fragments or _QUEUE_FRAGMENTS_PER_ENV * self.num_envs
 
     @property
+    def rounds_per_version(self) -> int | None:
+        """Rounds of all environments with a version, by one agent each; None to act at any time."""
+        if not self.deterministic:
+            return None
+        return self.fragments_per_batch // self.num_envs * self.fragment_steps
+
+    @property
     def worker_seed(self) -> int:
         """Seed of this worker's environments and actions."""
         return mixed_seed(self.seed, "" if self.deterministic else self.worker_name)

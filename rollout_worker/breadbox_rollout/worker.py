@@ -28,6 +28,7 @@ from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.processes.pool import EnvProcesses, GroupFailed, GroupReady
 from breadbox_rollout.recording.recording import Recordings
 from breadbox_rollout.sending.models import NO_MODEL, Model
+from breadbox_rollout.settings import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +38,6 @@ _SAY_WAITING_FIRST_S = 1.0
 """Shorter waits than this at the start are not logged."""
 _SAY_WAITING_S = 10.0
 """Seconds between two reasons of a wait that are logged; the same one is logged once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """How the loop runs."""
-
-    batch_env_count: int | None
-    """Environments of a full inference batch, or None for half or all, whichever is faster."""
-    batch_wait_s_max: float
-    """Longest time a ready environment waits for others to join its batch."""
-    log_interval_s: float = 10.0
-    report_interval_s: float = REPORT_S
-    """Seconds between reports of where the steps went."""
-    steps_max: int | None = None
-    """Steps after which the worker ends by itself, or None for never."""
-    rounds_per_version: int | None = None
-    """Rounds of all environments with a version, by one agent each, before the next one is waited
-    for; None to act at any time."""
 
 
 @dataclass(slots=True)
@@ -78,7 +61,7 @@ class RolloutWorker:
         self,
         pool: EnvProcesses,
         players: Sequence[Participant],
-        options: WorkerOptions,
+        settings: RolloutSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
         recordings: Recordings | None = None,
@@ -86,16 +69,16 @@ class RolloutWorker:
     ) -> None:
         self._pool = pool
         self._players = players
-        self._options = options
+        self._settings = settings
         self._clock = clock
         self._recordings = recordings
         self._heartbeat = heartbeat or Heartbeat(None)
         self._logged_steps = 0
         self._is_running = True
         self._env_count = env_count = sum(len(env_indices) for env_indices in pool.groups)
-        fixed_count = options.batch_env_count or options.rounds_per_version
+        fixed_count = settings.batch_envs or settings.rounds_per_version
         self._batch_size = None if fixed_count else BatchSize(env_count)
-        self._ready = ReadyQueue(options.batch_env_count or env_count, options.batch_wait_s_max)
+        self._ready = ReadyQueue(settings.batch_envs or env_count, settings.batch_wait_s)
         self._stop = threading.Event()
         self._waits_for = ""
         """The reason of the present wait that was logged, or empty."""
@@ -165,15 +148,15 @@ class RolloutWorker:
             elif self._patience_s() == 0.0 and self._has_round():
                 self._waits_for = ""
                 self._turn()
-            if self._clock() - reported_at >= self._options.report_interval_s:
+            if self._clock() - reported_at >= REPORT_S:
                 reported_at = self._clock()
                 for player in self._players:
                     player.report_steps()
-            if self._clock() - log_at >= self._options.log_interval_s:
+            if self._clock() - log_at >= self._settings.log_interval_s:
                 if self._in_session or self.step_count > self._logged_steps:
                     self._log(self._clock() - log_at)
                 log_at = self._clock()
-            if self._options.steps_max and self.step_count >= self._options.steps_max:
+            if self._settings.steps_max and self.step_count >= self._settings.steps_max:
                 return
 
     @property
@@ -190,7 +173,7 @@ class RolloutWorker:
 
         Raises NotRepeatableError if the model changes before its batch is sent.
         """
-        if self._options.rounds_per_version is None:
+        if self._settings.rounds_per_version is None:
             return True
         (player,) = self._players
         if self._rounds_left == 0:
@@ -212,7 +195,7 @@ class RolloutWorker:
                 )
             self._acted_with = model
             assert player.part is not None
-            self._rounds_left = self._options.rounds_per_version // len(player.part.labels)
+            self._rounds_left = self._settings.rounds_per_version // len(player.part.labels)
         return True
 
     def _wait_for_learner(self) -> None:
@@ -273,7 +256,7 @@ class RolloutWorker:
         if event.notes is not None:
             self._read_notes(event.group, event.notes)
         self._count_failure(event.kind.value, event.detail, event.trace)
-        if self._options.rounds_per_version is not None:
+        if self._settings.rounds_per_version is not None:
             raise NotRepeatableError(
                 f"an environment process failed ({event.kind.value}: {event.detail}), and the next "
                 "one begins other episodes: start worker and learner anew"
@@ -299,7 +282,7 @@ class RolloutWorker:
             logger.warning("the first %s, as the environment raised it:", kind, extra=shown)
 
     def _patience_s(self) -> float | None:
-        if self._options.rounds_per_version and self._ready.env_count < self._env_count:
+        if self._settings.rounds_per_version and self._ready.env_count < self._env_count:
             return None
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock())
 

@@ -25,7 +25,6 @@ from breadbox_server.access.authorization import Gate, Role
 from breadbox_server.access.tls import server_credentials
 from breadbox_server.access.tokens import TokenFile
 from breadbox_server.base.clock import Clock, LoopBeat, LoopClock
-from breadbox_server.base.conversion import payload_of
 from breadbox_server.base.errors import StartError
 from breadbox_server.base.jobs import CLOSE_S_MAX, Jobs, with_time_limit
 from breadbox_server.base.unforeseen import run_on
@@ -301,7 +300,7 @@ class _Steps:
             check_written=driver.appends.quotas.check_written,
             unannounced_s=settings.unannounced_s,
             unannounced_bytes_max=settings.gateway_unannounced_bytes,
-            delete=lambda reference: driver.deletions.put([payload_of(reference)]),
+            delete=lambda reference: driver.deletions.put([reference]),
             now=self.clock.now,
             metrics=self.metrics,
         )

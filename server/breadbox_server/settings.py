@@ -21,7 +21,7 @@ from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
-    MinimumChunksConfig,
+    MinimumChunks,
     SchemaPolicy,
     StalePolicy,
 )
@@ -105,8 +105,6 @@ class Settings(LogSettings, BufferLimits):
     evicted together. This option and those below are the limits of every buffer that is created
     without others."""
     assembly: AssemblyPolicy = _DEFAULTS.assembly
-    """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
-    and from any worker."""
     group_min: int = _DEFAULTS.group_min
     drop_equal: str = _DEFAULTS.drop_equal
     tag: str = _DEFAULTS.tag
@@ -119,16 +117,11 @@ class Settings(LogSettings, BufferLimits):
     half of its file system, of one over 1 GiB all but 512 MiB."""
     staleness_max: int = _DEFAULTS.staleness_max
     stale: StalePolicy = _DEFAULTS.stale
-    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
     uses_max: int = _DEFAULTS.uses_max
     full_policy: FullPolicy = _DEFAULTS.full_policy
-    """When there is no room: evict chunks, or let producers wait."""
     remover: _Sampler = setting(_DEFAULTS.remover, metavar="NAME")
     schema_policy: SchemaPolicy = setting(_DEFAULTS.schema, option="schema")
-    """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
-    (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy = _DEFAULTS.lease_expiry_policy
-    """Return the chunks of an expired lease for another fetch, or count them as used."""
     lease_s: float = _DEFAULTS.lease_s
     open_chunk_s: float = _DEFAULTS.open_chunk_s
     waiters_max: int = _DEFAULTS.waiters_max
@@ -202,7 +195,7 @@ class Settings(LogSettings, BufferLimits):
         """Return the limits of the buffer `default`, and of new buffers without their own."""
         limits = self.chosen(each.name for each in fields(BufferConfig))
         try:
-            return BufferConfig(limiter=MinimumChunksConfig(self.minimum_chunks), **limits)
+            return BufferConfig(limiter=MinimumChunks(self.minimum_chunks), **limits)
         except InvalidArgumentError as error:
             name = _OPTIONS.get(error.field, error.field)
             option = "--" + name.replace("_", "-")

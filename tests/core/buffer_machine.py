@@ -23,8 +23,8 @@ from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
     StalePolicy,
 )
 from breadbox_server.core.model.entries import Entry
@@ -105,7 +105,7 @@ def make_config(
     """Make small limits, so that every one of them is met soon."""
     capacity_chunks = choose([3, 4, 6, 2, 1])
     minimum_count = choose([1, 1, 1, capacity_chunks])
-    ratio = SampleToInsertRatioConfig(
+    ratio = SampleToInsertRatio(
         ratio=choose([0.5, 1.0, 2.0]),
         error_chunks=choose([2.0, 4.0]),
         minimum_chunk_count=minimum_count,
@@ -139,7 +139,7 @@ def make_config(
         priority_exponent=choose([1.0, 0.0, 0.5]),
         remover=choose([OLDEST_FIRST, *REMOVERS]),
         with_replacement=choose([False, False, True]),
-        limiter=choose([MinimumChunksConfig(minimum_count)] * 3 + [ratio]),
+        limiter=choose([MinimumChunks(minimum_count)] * 3 + [ratio]),
     )
 
 

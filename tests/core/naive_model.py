@@ -12,7 +12,7 @@ from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
-    MinimumChunksConfig,
+    MinimumChunks,
     StalePolicy,
 )
 from breadbox_server.core.model.errors import (
@@ -236,7 +236,7 @@ class NaiveBuffer:
 
     def may_draw(self, count: int) -> bool:
         limiter = self.config.limiter
-        if isinstance(limiter, MinimumChunksConfig):
+        if isinstance(limiter, MinimumChunks):
             return len(self.held) >= limiter.chunk_count
         ahead = self.inserted * limiter.ratio - self.delivered
         return (
@@ -246,7 +246,7 @@ class NaiveBuffer:
 
     def may_insert(self) -> bool:
         limiter = self.config.limiter
-        if isinstance(limiter, MinimumChunksConfig):
+        if isinstance(limiter, MinimumChunks):
             return True
         if self.waiters and self.has_leases(self.waiters[0].world_size):
             return True

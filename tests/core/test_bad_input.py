@@ -9,8 +9,8 @@ import pytest
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import (
     BufferConfig,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.inputs import AdmissionOutcome, Payload
@@ -114,17 +114,17 @@ def test_malformed_weights_are_refused() -> None:
         ("open_chunk_s", float("inf")),
         ("retry_delay_s", 90_000.0),
         ("retry_delay_s", "1"),
-        ("limiter", MinimumChunksConfig(0)),
-        ("limiter", MinimumChunksConfig(4097)),
-        ("limiter", SampleToInsertRatioConfig(0.0, 1.0)),
-        ("limiter", SampleToInsertRatioConfig(float("nan"), 1.0)),
-        ("limiter", SampleToInsertRatioConfig(2.0, 1.0)),
-        ("limiter", SampleToInsertRatioConfig(0.5, 0.5)),
-        ("limiter", SampleToInsertRatioConfig(1.0, float("inf"))),
-        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, minimum_chunk_count=0)),
-        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, lead_chunks=3.1)),
-        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, lead_chunks=float("-inf"))),
-        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, lead_chunks=float("nan"))),
+        ("limiter", MinimumChunks(0)),
+        ("limiter", MinimumChunks(4097)),
+        ("limiter", SampleToInsertRatio(0.0, 1.0)),
+        ("limiter", SampleToInsertRatio(float("nan"), 1.0)),
+        ("limiter", SampleToInsertRatio(2.0, 1.0)),
+        ("limiter", SampleToInsertRatio(0.5, 0.5)),
+        ("limiter", SampleToInsertRatio(1.0, float("inf"))),
+        ("limiter", SampleToInsertRatio(1.0, 2.0, minimum_chunk_count=0)),
+        ("limiter", SampleToInsertRatio(1.0, 2.0, lead_chunks=3.1)),
+        ("limiter", SampleToInsertRatio(1.0, 2.0, lead_chunks=float("-inf"))),
+        ("limiter", SampleToInsertRatio(1.0, 2.0, lead_chunks=float("nan"))),
     ],
 )
 def test_limits_out_of_range_are_refused_by_name(name: str, value: Any) -> None:

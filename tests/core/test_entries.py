@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.model.config import BufferConfig, SampleToInsertRatioConfig
+from breadbox_server.core.model.config import BufferConfig, SampleToInsertRatio
 from breadbox_server.core.model.entries import (
     BufferCreated,
     Entry,
@@ -92,7 +92,7 @@ def test_nothing_is_written_down_unless_asked_for() -> None:
 
 def test_replay_from_the_beginning_creates_and_deletes_buffers() -> None:
     world = World()
-    limits = BufferConfig(limiter=SampleToInsertRatioConfig(2.0, 3.0, 4))
+    limits = BufferConfig(limiter=SampleToInsertRatio(2.0, 3.0, 4))
     for name in ("kept", "deleted"):
         world.buffers.apply(CreateBuffer(BufferName(name), limits), now=world.now)
     world.buffers.apply(DeleteBuffer(BufferName("deleted")), now=world.now)
@@ -139,7 +139,8 @@ def test_reports_of_what_cannot_be_read_are_replayed_and_outlive_snapshots() -> 
     report(1)
     assert [("w0", 2, 0)] == world.held()
     assert 1 == world.count("chunks_evicted_quarantined")
-    assert [("w0", 1)] == [each[:2] for each in world.seen().quarantined]
+    (quarantined,) = world.seen().quarantined
+    assert ("w0", 1) == (quarantined.worker_id, quarantined.fragment_index)
     world.buffers.check_invariants()
     state = world.buffers.snapshot()
     assert state == BufferSet.restore(state, random.Random(0)).snapshot()

@@ -6,8 +6,8 @@ import pytest
 
 from breadbox_server.core.model.config import (
     FullPolicy,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
     SchemaPolicy,
 )
 from breadbox_server.core.model.errors import (
@@ -460,7 +460,7 @@ def test_unknown_sampler_is_refused_with_the_names_there_are() -> None:
 
 
 def test_fetch_waits_for_the_limiters_minimum() -> None:
-    world = World(limiter=MinimumChunksConfig(3))
+    world = World(limiter=MinimumChunks(3))
     world.fill(2)
     world.fetch(1)
     assert [] == world.events(FetchGranted)
@@ -470,7 +470,7 @@ def test_fetch_waits_for_the_limiters_minimum() -> None:
 
 
 def test_ratio_holds_back_a_learner_that_is_ahead() -> None:
-    world = World(limiter=SampleToInsertRatioConfig(1.0, 2.0), uses_max=10)
+    world = World(limiter=SampleToInsertRatio(1.0, 2.0), uses_max=10)
     world.fill(1)  # ahead: 1 - 0
     for _ in range(3):
         world.granted(1)  # 0, -1, -2
@@ -486,7 +486,7 @@ def test_ratio_holds_back_a_learner_that_is_ahead() -> None:
 
 
 def test_ratio_holds_back_workers_that_are_ahead() -> None:
-    world = World(limiter=SampleToInsertRatioConfig(1.0, 2.0))
+    world = World(limiter=SampleToInsertRatio(1.0, 2.0))
     world.fill(2)
     assert "buffer_full" == world.append("w0", 2).value
     world.granted(1)
@@ -495,7 +495,7 @@ def test_ratio_holds_back_workers_that_are_ahead() -> None:
 
 def test_ratio_lets_workers_pass_while_a_fetch_waits_for_chunks() -> None:
     """Else chunks that went stale unused would lock both sides out for ever."""
-    world = World(limiter=SampleToInsertRatioConfig(1.0, 2.0), staleness_max=0)
+    world = World(limiter=SampleToInsertRatio(1.0, 2.0), staleness_max=0)
     world.fill(2)
     world.publish(1)
     world.fetch(4)
@@ -505,7 +505,7 @@ def test_ratio_lets_workers_pass_while_a_fetch_waits_for_chunks() -> None:
 
 
 def test_ratio_waits_for_its_minimum_of_chunks() -> None:
-    world = World(limiter=SampleToInsertRatioConfig(1.0, 2.0, minimum_chunk_count=3))
+    world = World(limiter=SampleToInsertRatio(1.0, 2.0, minimum_chunk_count=3))
     world.fill(3)
     world.granted(1)
     world.fetch(1)

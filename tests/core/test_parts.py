@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breadbox_server.core.limiters import Flow, make_limiter
-from breadbox_server.core.model.config import MinimumChunksConfig
+from breadbox_server.core.model.config import MinimumChunks
 from breadbox_server.core.model.ids import (
     CallerId,
     ChunkId,
@@ -185,6 +185,6 @@ def test_a_lease_that_is_renewed_for_ever_stands_in_the_order_once() -> None:
 
 
 def test_a_minimum_of_chunks_holds_back_no_append() -> None:
-    limiter = make_limiter(MinimumChunksConfig(chunk_count=9))
+    limiter = make_limiter(MinimumChunks(chunk_count=9))
     assert not limiter.limits_inserts
     assert limiter.may_insert(Flow(9, 0, 0))

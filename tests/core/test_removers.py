@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.model.config import BufferConfig, FullPolicy, SampleToInsertRatioConfig
+from breadbox_server.core.model.config import BufferConfig, FullPolicy, SampleToInsertRatio
 from breadbox_server.core.model.entries import ReplayError
 from breadbox_server.core.model.errors import FetchExceedsCapacityError, InvalidArgumentError
 from breadbox_server.core.model.events import ChunksEvicted, FetchGranted
@@ -270,7 +270,7 @@ def test_ranks_share_a_draw_with_replacement() -> None:
 
 
 def ratio_world(**limits: Any) -> World:
-    limiter = SampleToInsertRatioConfig(ratio=1.0, error_chunks=4.0)
+    limiter = SampleToInsertRatio(ratio=1.0, error_chunks=4.0)
     return World(limiter=limiter, **limits)
 
 

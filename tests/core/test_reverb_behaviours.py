@@ -13,8 +13,8 @@ from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.events import FetchGranted, WaitElapsed
@@ -29,7 +29,7 @@ ADMITTED, FULL = AdmissionOutcome.ADMITTED, AdmissionOutcome.BUFFER_FULL
 def banded(
     ratio: float, error_chunks: float, minimum: int = 1, lead: float = 0.0, **limits: Any
 ) -> World:
-    limiter = SampleToInsertRatioConfig(ratio, error_chunks, minimum, lead)
+    limiter = SampleToInsertRatio(ratio, error_chunks, minimum, lead)
     return World(limiter=limiter, uses_max=1000, with_replacement=True, **limits)
 
 
@@ -41,7 +41,7 @@ def may_fetch(world: World, count: int = 1) -> bool:
 
 
 def test_reverb_2_a_sample_is_refused_below_the_minimum_and_granted_at_it() -> None:
-    world = World(limiter=MinimumChunksConfig(4), uses_max=9)
+    world = World(limiter=MinimumChunks(4), uses_max=9)
     world.fill(3)
     assert not may_fetch(world)
     world.append("w0", 3)
@@ -138,7 +138,7 @@ def test_reverb_7_a_queue_of_ten_takes_ten_and_gives_them_in_order() -> None:
 
 @pytest.mark.parametrize("by", ["delete", "uses"])
 def test_reverb_8_and_9_chunks_that_go_below_the_minimum_stop_samples(by: str) -> None:
-    world = World(limiter=MinimumChunksConfig(2), uses_max=2, sampler="oldest_first")
+    world = World(limiter=MinimumChunks(2), uses_max=2, sampler="oldest_first")
     world.fill(2)
     assert may_fetch(world)
     if by == "delete":
@@ -194,13 +194,13 @@ def test_reverb_16_no_patience_gives_what_is_there_and_waits_for_nothing() -> No
 @pytest.mark.parametrize(
     "limits",
     [
-        {"limiter": MinimumChunksConfig(0)},
-        {"limiter": SampleToInsertRatioConfig(0.0, 5.0)},
-        {"limiter": SampleToInsertRatioConfig(-1.0, 5.0)},
-        {"limiter": SampleToInsertRatioConfig(1.0, 0.5)},
-        {"limiter": SampleToInsertRatioConfig(3.0, 2.0)},
-        {"limiter": SampleToInsertRatioConfig(1.0, 5.0, 0)},
-        {"limiter": SampleToInsertRatioConfig(1.0, 5.0, 2, 7.1)},
+        {"limiter": MinimumChunks(0)},
+        {"limiter": SampleToInsertRatio(0.0, 5.0)},
+        {"limiter": SampleToInsertRatio(-1.0, 5.0)},
+        {"limiter": SampleToInsertRatio(1.0, 0.5)},
+        {"limiter": SampleToInsertRatio(3.0, 2.0)},
+        {"limiter": SampleToInsertRatio(1.0, 5.0, 0)},
+        {"limiter": SampleToInsertRatio(1.0, 5.0, 2, 7.1)},
         {"capacity_chunks": 0},
     ],
 )
@@ -319,7 +319,7 @@ def test_reverb_48_so_many_leave_a_queue_and_the_next_is_the_one_behind_them() -
 
 def test_reverb_68_a_restart_keeps_order_priorities_uses_and_the_limiter() -> None:
     """And ties of priorities, and the limits that were in force, which checkpoints do not."""
-    limiter = SampleToInsertRatioConfig(1.0, 3.0)
+    limiter = SampleToInsertRatio(1.0, 3.0)
     world = World(limiter=limiter, uses_max=5, sampler="highest_priority")
     for index, priority in enumerate((1.0, 3.0, 2.0)):
         world.append("w0", index, priority=priority)

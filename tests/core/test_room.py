@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.model.config import FullPolicy, SampleToInsertRatioConfig
+from breadbox_server.core.model.config import FullPolicy, SampleToInsertRatio
 from breadbox_server.core.model.errors import (
     BufferNotFoundError,
     DomainError,
@@ -253,7 +253,7 @@ def test_chunks_that_are_evicted_need_no_bytes_beside_each_other() -> None:
 
 
 def test_a_limiter_counts_reserved_chunks() -> None:
-    limiter = SampleToInsertRatioConfig(ratio=1.0, error_chunks=2.0, minimum_chunk_count=1)
+    limiter = SampleToInsertRatio(ratio=1.0, error_chunks=2.0, minimum_chunk_count=1)
     world = World(limiter=limiter)
     fragments = [make_fragment("w0", index) for index in range(4)]
     offered = world.reserve(*fragments)

@@ -9,7 +9,7 @@ from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
-    SampleToInsertRatioConfig,
+    SampleToInsertRatio,
     SchemaPolicy,
     StalePolicy,
 )
@@ -68,7 +68,7 @@ LIMITS = BufferConfig(
     lease_s=45.5,
     sampler="freshest_first",
     schema=SchemaPolicy.ANY,
-    limiter=SampleToInsertRatioConfig(
+    limiter=SampleToInsertRatio(
         ratio=1.5, error_chunks=1000.0, minimum_chunk_count=2, lead_chunks=2.5
     ),
 )

@@ -56,7 +56,7 @@ def test_the_log_prob_is_that_of_torchs_transformed_distribution(
     head = head_of(squash=squash, state_dependent_std=state_dependent_std)
     inputs = inputs_of(head, 500)
     with torch.no_grad():
-        action, log_prob = head.sample(inputs, torch.Generator().manual_seed(SEED))
+        action, log_prob = head.choose(inputs, torch.Generator().manual_seed(SEED))
     told = told_of(head, inputs, squash)
     middle, half = (BOX.low + BOX.high) / 2, (BOX.high - BOX.low) / 2
     unit = ((action.numpy() - middle) / half).__abs__()
@@ -139,8 +139,8 @@ def test_saturated_actions_are_finite_within_the_box_and_judged_as_they_were_act
     head = head_of(squash=True, state_dependent_std=state_dependent_std)
     inputs = inputs_of(head, 300, scale).requires_grad_()
     for action, log_prob in (
-        head.sample(inputs, torch.Generator().manual_seed(SEED)),
-        head.mode(inputs),
+        head.choose(inputs, torch.Generator().manual_seed(SEED)),
+        head.choose(inputs, None, greedy=True),
     ):
         taken = action.detach().numpy()
         # What is executed is what is recorded: nothing is clipped.
@@ -176,7 +176,7 @@ def test_a_box_of_float64_is_not_left_by_rounding() -> None:
     space = spaces.Box(np.array([-0.1, 1e6]), np.array([0.1, 1e6 + 0.1]), dtype=np.float64)
     head = make_action_head(space, squash=True)
     for sign in (-50.0, 50.0):
-        action = head.mode(torch.full((1, 2), sign))[0].detach().numpy()
+        action = head.choose(torch.full((1, 2), sign), None, greedy=True)[0].detach().numpy()
         assert (space.low <= action).all()
         assert (action <= space.high).all()
 

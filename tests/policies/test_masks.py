@@ -75,7 +75,7 @@ def test_log_prob_and_entropy_are_those_of_the_allowed_choices_alone() -> None:
     inputs = torch.randn(50, 9, generator=generator)
     assert policy.mask is not None
     masked = policy.mask(inputs, obs)
-    action = make_action_head(ACTIONS["multi"]).sample(masked, generator)[0]
+    action = make_action_head(ACTIONS["multi"]).choose(masked, generator)[0]
     judged = policy.head.judge(masked, action)
     for row in range(50):
         log_prob = entropy = start = 0.0
@@ -123,7 +123,7 @@ def test_a_clock_of_zero_does_not_let_a_forbidden_choice_win(
     """0 / 0 is no number, which is the largest one to argmax."""
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, **_: self.zero_())
     logits = torch.tensor([[-1e30, 0.0, -1e30]])
-    assert [1] == make_action_head(spaces.Discrete(3)).sample(logits, None)[0].tolist()
+    assert [1] == make_action_head(spaces.Discrete(3)).choose(logits, None)[0].tolist()
 
 
 def test_a_mask_that_allows_nothing_is_refused_where_the_action_counts() -> None:

@@ -136,7 +136,7 @@ def test_a_fresh_policy_is_near_uniform_and_the_same_seed_draws_the_same_actions
 def test_choices_are_drawn_as_often_as_they_are_likely() -> None:
     head = make_action_head(spaces.Discrete(3))
     logits = torch.log(torch.tensor([0.5, 0.3, 0.2])).expand(20_000, 3)
-    action, log_prob = head.sample(logits, torch.Generator().manual_seed(2))
+    action, log_prob = head.choose(logits, torch.Generator().manual_seed(2))
     shares = torch.bincount(action, minlength=3) / len(action)
     torch.testing.assert_close(torch.tensor([0.5, 0.3, 0.2]), shares, atol=0.02, rtol=0.0)
     torch.testing.assert_close(logits[0][action], log_prob)
@@ -320,17 +320,17 @@ def test_the_mode_is_what_a_naive_search_finds(space: gymnasium.Space[Any]) -> N
     head = make_action_head(space)
     # Distinct numbers, far beyond the bounds of boxes: nothing clips them here.
     inputs = torch.randn(64, head.input_count, generator=torch.Generator().manual_seed(3)) * 3
-    action, log_prob = head.mode(inputs)
+    action, log_prob = head.choose(inputs, None, greedy=True)
     assert [likeliest(space, row) for row in inputs.tolist()] == [
         row_of(action, row) for row in range(64)
     ]
     torch.testing.assert_close(head.judge(inputs, action).log_prob, log_prob)
-    sampled, _ = head.sample(inputs, torch.Generator().manual_seed(4))
+    sampled, _ = head.choose(inputs, torch.Generator().manual_seed(4))
     for sample, mode in zip(tree_leaves(sampled), tree_leaves(action), strict=True):
         assert (sample.dtype, sample.shape) == (mode.dtype, mode.shape)
     # Nothing is likelier than the mode.
     samples = torch.stack(
-        [head.sample(inputs, torch.Generator().manual_seed(seed))[1] for seed in range(50)]
+        [head.choose(inputs, torch.Generator().manual_seed(seed))[1] for seed in range(50)]
     )
     assert bool((samples <= log_prob + 1e-5).all())
 
@@ -340,7 +340,7 @@ def test_a_box_is_explored_as_widely_as_it_is() -> None:
     space = spaces.Box(np.array([0, -1], np.float32), np.array([255, 1], np.float32))
     head = make_action_head(space)
     inputs = torch.zeros(20_000, 2)
-    action, log_prob = head.sample(inputs, torch.Generator().manual_seed(1))
+    action, log_prob = head.choose(inputs, torch.Generator().manual_seed(1))
     torch.testing.assert_close(action.mean(0), torch.tensor([127.5, 0.0]), atol=2.0, rtol=0.0)
     shares = action.std(0) / torch.tensor([127.5, 1.0])
     torch.testing.assert_close(shares, torch.full((2,), math.exp(-0.5)), atol=0.02, rtol=0.0)
@@ -356,7 +356,9 @@ def test_a_box_is_explored_as_widely_as_it_is() -> None:
 def test_a_number_without_bounds_or_between_equal_ones_is_taken_as_it_is() -> None:
     widest = float(np.finfo(np.float32).max)
     low, high = np.array([[-np.inf, 0, 2, -widest], [np.inf, np.inf, 2, widest]], np.float32)
-    action, _ = make_action_head(spaces.Box(low, high)).mode(torch.full((1, 4), 0.5))
+    action, _ = make_action_head(spaces.Box(low, high)).choose(
+        torch.full((1, 4), 0.5), None, greedy=True
+    )
     assert [[0.5] * 4] == action.tolist()
 
 

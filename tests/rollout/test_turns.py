@@ -20,7 +20,7 @@ SCRIPT = "....t..c."
 
 
 def running(service: FakeService, script: str = SCRIPT, **options: Any) -> Any:
-    chosen = {"env_count": ENVS, "rounds_per_version": COUNT // ENVS * STEPS, **options}
+    chosen = {"env_count": ENVS, "fragments_per_batch": COUNT, **options}
     return running_worker(service, script, fragment_steps=STEPS, **chosen)
 
 
@@ -87,10 +87,12 @@ def test_a_second_session_ends_a_worker_in_turns() -> None:
 def test_a_batch_that_does_not_divide_by_the_agents_ends_a_worker_in_turns() -> None:
     service = FakeService()
     service.publish("s", 1, WEIGHTS)
+    options = {"scripts": {f"red_{agent}": SCRIPT for agent in range(3)}}
+    spec = EnvSpec(name="support.scripted_parallel:make", options=options)
     with (
-        running(service, rounds_per_version=STEPS + 1) as rollout,
+        running(service, spec=spec) as rollout,
         pytest.raises(
-            NotRepeatableError, match=r"answered 1 steps of 4.*must divide by the agents"
+            NotRepeatableError, match=r"answered 2 steps of 4.*must divide by the agents"
         ),
     ):
         rollout.wait_for_error()

@@ -23,7 +23,7 @@ from breadbox_server.core.model import entries as core_entries
 from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
-    SampleToInsertRatioConfig,
+    SampleToInsertRatio,
     SchemaPolicy,
 )
 from breadbox_server.core.model.ids import (
@@ -115,7 +115,7 @@ FRAGMENT = Fragment(
 LIMITS = BufferConfig(
     full_policy=FullPolicy.BLOCK,
     schema=SchemaPolicy.ANY,
-    limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0, lead_chunks=-1.5),
+    limiter=SampleToInsertRatio(ratio=2.5, error_chunks=10.0, lead_chunks=-1.5),
 )
 SCHEMA = (
     SchemaArray("obs", "<f4", (84, 84)),

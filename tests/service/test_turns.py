@@ -13,7 +13,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
 from breadbox_server.core.model.errors import (
@@ -308,7 +307,7 @@ async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durabl
     async with journalled() as it:
         only = fragment(it, 0)
         payload_id = only.payload.payload_id
-        await it.custodian.confirm([payload_reference(only.payload)])
+        await it.custodian.confirm([only.payload])
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
         found = reconciler.orphan_count
@@ -330,7 +329,7 @@ async def test_what_came_due_unseen_is_no_orphan() -> None:
     async with journalled() as it:
         only = fragment(it, 0)
         payload_id = only.payload.payload_id
-        await it.custodian.confirm([payload_reference(only.payload)])
+        await it.custodian.confirm([only.payload])
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
         await it.driver.core.call(UpdateBuffer(BUFFER, BufferConfig(fragments_per_chunk=2)))

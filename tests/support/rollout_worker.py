@@ -16,13 +16,14 @@ from breadbox.writing.reporting import EpisodeReporter
 from breadbox_policies import make_policy
 from breadbox_rollout.acting.inference import Inference
 from breadbox_rollout.acting.opponents import Opponents
-from breadbox_rollout.acting.player import Participant, Player, PlayerOptions
+from breadbox_rollout.acting.player import Participant, Player
 from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
 from breadbox_rollout.sending.sender import Sender
-from breadbox_rollout.worker import RolloutWorker, WorkerOptions
+from breadbox_rollout.settings import RolloutSettings
+from breadbox_rollout.worker import RolloutWorker
 from support.rollout_service import FakeService
 
 
@@ -84,7 +85,7 @@ def running_worker(
     heartbeat: Heartbeat | None = None,
     agents: dict[str, FakeService] | None = None,
     opponents: str | None = None,
-    rounds_per_version: int | None = None,
+    fragments_per_batch: int | None = None,
     **pool_options: Any,
 ) -> Iterator[Rollout]:
     """Run a worker in a thread until the block ends; then nothing of it is left.
@@ -94,7 +95,20 @@ def running_worker(
         opponents: Pattern of agents that act with the last 3 versions of *service*.
     """
     spec = spec or EnvSpec(name="support.scripted_env:make", options={"script": script})
-    parts = [_Part(each, policy, fragment_steps, queue_fragments, device) for each in
+    settings = RolloutSettings(
+        env=spec.name,
+        policy=policy,
+        num_envs=pool_options.get("env_count", 2),
+        worker_name="w",
+        device=device,
+        fragment_steps=fragment_steps,
+        queue_fragments=queue_fragments,
+        batch_envs=None if fragments_per_batch else batch_env_count,
+        batch_wait_s=0.01,
+        deterministic=fragments_per_batch is not None,
+        fragments_per_batch=fragments_per_batch or 1,
+    )
+    parts = [_Part(each, settings) for each in
              (agents or {"*": service}).values()]  # fmt: skip
     players: list[Participant] = [part.player for part in parts]
     patterns = [*(agents or {"*": service})]
@@ -121,11 +135,7 @@ def running_worker(
             recording=asdict(recordings.options) if recordings else None,
         ),
         players,
-        WorkerOptions(
-            batch_env_count=None if rounds_per_version else batch_env_count,
-            batch_wait_s_max=0.01,
-            rounds_per_version=rounds_per_version,
-        ),
+        settings,
         recordings=recordings,
         heartbeat=heartbeat,
     )
@@ -149,27 +159,23 @@ def running_worker(
 class _Part:
     """A player and the threads that serve it."""
 
-    def __init__(
-        self,
-        service: FakeService,
-        policy: str,
-        fragment_steps: int,
-        queue_fragments: int,
-        device: str,
-    ) -> None:
+    def __init__(self, service: FakeService, settings: RolloutSettings) -> None:
         self._service = service
         self._watcher = watcher = ModelWatcher(service)
         self._sender = Sender(
-            service, lambda: watcher.latest, fragments_max=queue_fragments, bytes_max=2**28
+            service,
+            lambda: watcher.latest,
+            fragments_max=settings.queue_fragments_max,
+            bytes_max=2**28,
         )
         self._reporter = EpisodeReporter(service)
         self.player = Player(
-            lambda observations, actions: make_policy(policy, observations, actions),
-            lambda made: Inference(made, torch.device(device)),
+            lambda observations, actions: make_policy(settings.policy, observations, actions),
+            lambda made: Inference(made, torch.device(settings.device)),
             watcher,
             self._sender,
             self._reporter,
-            PlayerOptions(fragment_steps=fragment_steps, worker_prefix="w"),
+            settings,
         )
 
     def start(self) -> None:

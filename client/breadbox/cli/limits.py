@@ -2,13 +2,20 @@
 
 from breadbox.cli.settings import Bytes, Settings, setting
 from breadbox.model.presets import PRESETS, Preset
+from breadbox.model.types import (
+    AssemblyPolicy,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    SchemaPolicy,
+    StalePolicy,
+)
 from breadbox.v1 import buffer_pb2
 
 _SAMPLERS = tuple(buffer_pb2.Sampler.DESCRIPTOR.fields_by_name)
 
 
 class BufferLimits(Settings):
-    """Limits, without those that are enums; None for one that is not given.
+    """Limits; None for one that is not given.
 
     No variables: BREADBOX_CAPACITY_CHUNKS is a server's own.
     """
@@ -76,3 +83,15 @@ class BufferLimits(Settings):
     """Let a fetch draw a chunk several times; each draw is a use."""
     minimum_chunks: int | None = setting(None, environment=False, ge=0)
     """Chunks that must be held before a fetch is answered."""
+    assembly: AssemblyPolicy | None = setting(None, environment=False)
+    """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
+    and from any worker; can be changed only without a session."""
+    stale: StalePolicy | None = setting(None, environment=False)
+    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
+    full_policy: FullPolicy | None = setting(None, environment=False)
+    """When there is no room: evict chunks, or let producers wait."""
+    schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)
+    """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
+    (ragged), or neither (any)."""
+    lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
+    """Return the chunks of an expired lease for another fetch, or count them as used."""

@@ -250,7 +250,7 @@ def sequence_batch(
         # Empty the frames first: finding them needs the rows, which are emptied next.
         for tree in (obs, next_obs):
             map_tree(lambda leaf: operator.setitem(leaf, ~mask, 0), tree)
-        gathered.memory[~mask] = 0
+        gathered.records[~mask] = 0
         handle[~mask] = NONE
     fields = ("reward", "terminated", "truncated", "first", "model_version")
     return SequenceBatch(

@@ -107,6 +107,12 @@ class PayloadReference:
     piece_size_bytes: int = 0
     """Bytes of a piece (the last may be shorter), or 0 if it is stored whole."""
 
+    @property
+    def piece_count(self) -> int:
+        """Pieces that it is said to be cut into."""
+        piece_size_bytes = self.piece_size_bytes
+        return -(-self.size_bytes // piece_size_bytes) if piece_size_bytes > 0 else 1
+
 
 Number = int | float | bool | str
 """A small value by name that the server knows of a sequence."""

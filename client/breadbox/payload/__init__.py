@@ -1,26 +1,13 @@
 """Payloads: arrays as bytes and back, and straight into place. The format is in `format`."""
 
-from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
-from breadbox.payload.fragments import (
-    Written,
-    describe_arrays,
-    encode_fragment,
-    read_fragments,
-    write_and_describe,
-    write_fragments,
-)
-from breadbox.payload.weights import read_weights, write_weights
-
-__all__ = [
-    "FORMAT_VERSION",
-    "Written",
-    "decode_tree",
-    "describe_arrays",
-    "encode_fragment",
-    "encode_tree",
-    "read_fragments",
-    "read_weights",
-    "write_and_describe",
-    "write_fragments",
-    "write_weights",
-]
+from breadbox.payload.format import FORMAT_VERSION as FORMAT_VERSION
+from breadbox.payload.format import decode_tree as decode_tree
+from breadbox.payload.format import encode_tree as encode_tree
+from breadbox.payload.fragments import Written as Written
+from breadbox.payload.fragments import describe_arrays as describe_arrays
+from breadbox.payload.fragments import encode_fragment as encode_fragment
+from breadbox.payload.fragments import read_fragments as read_fragments
+from breadbox.payload.fragments import write_and_describe as write_and_describe
+from breadbox.payload.fragments import write_fragments as write_fragments
+from breadbox.payload.weights import read_weights as read_weights
+from breadbox.payload.weights import write_weights as write_weights

@@ -88,8 +88,7 @@ def payload_id_of_key(key: bytes) -> str | None:
 
 def piece_keys(reference: PayloadReference) -> list[bytes]:
     """Return the Redis keys of all pieces, at least one, in order."""
-    piece_size_bytes = reference.piece_size_bytes or reference.size_bytes or 1
-    count = max(1, -(-reference.size_bytes // piece_size_bytes))
+    count = max(1, reference.piece_count)
     return [piece_key(reference.payload_id, piece) for piece in range(count)]
 
 

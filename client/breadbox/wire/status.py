@@ -64,18 +64,8 @@ def _invalid(failure: Failure) -> errors.ReplayBufferError:
 
 
 def _exceeds_capacity(failure: Failure) -> errors.ReplayBufferError:
-    requested, capacity = failure.text_of("requested"), failure.text_of("capacity")
-    if failure.text_of("unit") == "bytes":
-        problem = (
-            f"needs at least {requested} bytes, but the buffer holds at most {capacity} bytes; "
-            "ask for fewer or raise capacity_bytes"
-        )
-    else:
-        problem = (
-            f"is {requested}, but the buffer holds at most {capacity} fragments; "
-            "ask for fewer or raise capacity_chunks"
-        )
-    return errors.InvalidRequestError("fragment_count", problem)
+    field = "fragment_count"
+    return errors.InvalidRequestError(field, failure.text.removeprefix(f"{field} "))
 
 
 def _backpressure(failure: Failure) -> errors.ReplayBufferError:

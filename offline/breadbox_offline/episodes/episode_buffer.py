@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,81 +48,15 @@ class RandomDraws:
         self._generator.bit_generator.state = held
 
 
-class SegmentIndex:
-    """Lengths of segments in order, with cumulative sums: O(1) at the ends, O(log n) to find."""
-
-    def __init__(self) -> None:
-        self._numbers = np.zeros(16, dtype=np.int64)
-        self._ends = np.zeros(16, dtype=np.int64)
-        self._low = 0
-        self._high = 0
-        self._removed_step_count = 0
-        self._next_number = 0
-
-    def __len__(self) -> int:
-        return self._high - self._low
-
-    @property
-    def step_count(self) -> int:
-        """Number of steps of all segments."""
-        return self._last_end() - self._removed_step_count
-
-    def append(self, length: int) -> int:
-        """Add a segment behind all others; return its number."""
-        if self._high == len(self._ends):
-            self._make_room()
-        self._ends[self._high] = self._last_end() + length
-        self._numbers[self._high] = number = self._next_number
-        self._high += 1
-        self._next_number += 1
-        return number
-
-    def remove(self, numbers: set[int]) -> None:
-        """Remove segments; this is cheap if they are the first ones."""
-        while numbers and len(self) and int(self._numbers[self._low]) in numbers:
-            numbers = numbers - {int(self._numbers[self._low])}
-            self._removed_step_count = int(self._ends[self._low])
-            self._low += 1
-        if numbers:
-            self._rebuild(numbers)
-
-    def find(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the segment number of each position, and its offset in the segment."""
-        ends = self._ends[self._low : self._high]
-        places = positions + self._removed_step_count
-        slots = np.searchsorted(ends, places, side="right")
-        starts = np.where(slots > 0, ends[slots - 1], self._removed_step_count)
-        return self._numbers[self._low : self._high][slots], places - starts
-
-    def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the numbers and the lengths of all segments, in order."""
-        ends = self._ends[self._low : self._high]
-        return (
-            self._numbers[self._low : self._high].copy(),
-            np.diff(ends, prepend=self._removed_step_count),
-        )
-
-    def _last_end(self) -> int:
-        return int(self._ends[self._high - 1]) if len(self) else self._removed_step_count
-
-    def _make_room(self) -> None:
-        size = max(16, 2 * len(self))
-        held = slice(self._low, self._high)
-        for name in ("_numbers", "_ends"):
-            grown = np.zeros(size, dtype=np.int64)
-            grown[: len(self)] = getattr(self, name)[held]
-            setattr(self, name, grown)
-        self._low, self._high = 0, held.stop - held.start
-
-    def _rebuild(self, removed: set[int]) -> None:
-        numbers, lengths = self.lengths()
-        keep = ~np.isin(numbers, np.fromiter(removed, dtype=np.int64))
-        self._numbers, self._ends = numbers[keep], np.cumsum(lengths[keep])
-        self._low, self._high = 0, len(self._ends)
-        self._removed_step_count = 0
-
-
 EpisodeKey = tuple[str, str | None]
+
+
+class _Segment(NamedTuple):
+    """One added part."""
+
+    key: EpisodeKey
+    t_started: int
+    length: int
 
 
 class AddOutcome(Enum):
@@ -246,14 +180,17 @@ class EpisodeBuffer:
         self.counters = BufferCounters()
         self.draws = draws if draws is not None else RandomDraws(seed)
         self._entries: dict[EpisodeKey, _Entry] = {}
-        self._segments: dict[int, tuple[EpisodeKey, int]] = {}
-        self._index = SegmentIndex()
+        self._segments: dict[int, _Segment] = {}
+        """What was added, by number, in order of arrival."""
+        self._segment_count = self._step_count = 0
+        self._found: tuple[list[_Segment], NDArray[np.int64]] | None = None
+        """The segments in order and the ends of each, or None if they have changed since."""
         self._moments = _Moments(self._entries)
 
     @property
     def step_count(self) -> int:
         """Number of steps held."""
-        return self._index.step_count
+        return self._step_count
 
     @property
     def episode_count(self) -> int:
@@ -295,21 +232,23 @@ class EpisodeBuffer:
             outcome = AddOutcome.HELD_APART if is_apart else AddOutcome.JOINED
         entry.digests[episode.t_started] = episode.content_digest()
         self._moments.forget_times(episode.id)
-        number = self._index.append(len(episode))
-        entry.segments.add(number)
-        self._segments[number] = (episode.key, episode.t_started)
+        self._add_segment(_Segment(episode.key, episode.t_started, len(episode)))
         self.counters.added_step_count += len(episode)
         self._evict()
         return outcome
 
     def held_steps(self, positions: NDArray[np.int64]) -> list[HeldStep]:
         """Return the steps at positions below `step_count`."""
-        numbers, offsets = self._index.find(positions)
+        if self._found is None:
+            held = [*self._segments.values()]
+            self._found = held, np.cumsum([each.length for each in held], dtype=np.int64)
+        segments, ends = self._found
+        slots = np.searchsorted(ends, positions, side="right")
         found = []
-        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
-            key, t_started = self._segments[number]
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            key, t_started, length = segments[slot]
             parts = self._entries[key].parts
-            t = t_started + offset
+            t = t_started + position - int(ends[slot]) + length
             part = parts[0] if len(parts) == 1 else self._entries[key].part_at(t)
             found.append(HeldStep(part, t - part.t_started))
         return found
@@ -335,14 +274,10 @@ class EpisodeBuffer:
 
     def get_state(self) -> dict[str, Any]:
         """Return everything as plain values and arrays (`pack_message` serializes them)."""
-        numbers, lengths = self._index.lengths()
         return {
             "capacity_steps": self.capacity_steps,
             "episodes": [episode_to_state(part) for part in self.episodes()],
-            "segments": [
-                [*self._segments[number], length]
-                for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
-            ],
+            "segments": [[*each] for each in self._segments.values()],
             "digests": [
                 [*key, t_started, digest]
                 for key, entry in self._entries.items()
@@ -360,30 +295,30 @@ class EpisodeBuffer:
         for held in state["episodes"]:
             part = episode_from_state(held)
             entries.setdefault(part.key, _Entry()).parts.append(part)
-        segments: dict[int, tuple[EpisodeKey, int]] = {}
-        index = SegmentIndex()
-        for (episode_id, agent_id), t_started, length in state["segments"]:
-            number = index.append(length)
-            segments[number] = ((episode_id, agent_id), t_started)
-            entries[episode_id, agent_id].segments.add(number)
         for episode_id, agent_id, t_started, digest in state["digests"]:
             entries[episode_id, agent_id].digests[t_started] = digest
         self.draws.set_state(state["draws"])
         self.capacity_steps = state["capacity_steps"]
         self.counters = BufferCounters(**state["counters"])
-        self._entries, self._segments, self._index = entries, segments, index
-        self._moments = _Moments(entries)
+        self._entries, self._moments = entries, _Moments(entries)
+        self._segments, self._step_count = {}, 0
+        for (episode_id, agent_id), t_started, length in state["segments"]:
+            self._add_segment(_Segment((episode_id, agent_id), t_started, length))
+
+    def _add_segment(self, segment: "_Segment") -> None:
+        self._segments[self._segment_count] = segment
+        self._entries[segment.key].segments.add(self._segment_count)
+        self._segment_count += 1
+        self._step_count += segment.length
+        self._found = None
 
     def _evict(self) -> None:
-        while self._index.step_count > self.capacity_steps and len(self._moments.keys) > 1:
-            numbers: set[int] = set()
+        while self._step_count > self.capacity_steps and len(self._moments.keys) > 1:
             for key in self._moments.pop_oldest():
-                entry = self._entries.pop(key)
-                for number in entry.segments:
-                    del self._segments[number]
-                numbers |= entry.segments
+                for number in self._entries.pop(key).segments:
+                    self._step_count -= self._segments.pop(number).length
                 self.counters.evicted_episode_count += 1
-            self._index.remove(numbers)
+            self._found = None
 
 
 def _with_part(parts: list[Episode], new: Episode) -> list[Episode]:

@@ -27,6 +27,7 @@ from breadbox_rollout.environments.origin import policy_text, spaces_text
 from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.sending.sender import EpisodeTracker, Sender
+from breadbox_rollout.settings import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +36,6 @@ SLOW_FRAGMENTS = 2
 
 MakePolicy = Callable[[Any, Any], PolicyModule]
 MakeInference = Callable[[PolicyModule], Inference]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayerOptions:
-    """How a player labels and cuts the steps of its rows."""
-
-    fragment_steps: int
-    worker_prefix: str
-    """Beginning of its rows' worker ids; no two running workers may share it."""
-    task: str = "default"
-    discount: float = 0.99
-    strict_weights: bool = True
-    policy_options: Mapping[str, Any] | None = None
-    """Options of the policy to declare with spaces and wrappers, or None to declare nothing."""
 
 
 class Participant(ABC):
@@ -195,13 +182,18 @@ class Player(Participant):
         watcher: ModelWatcher,
         sender: Sender,
         reporter: EpisodeReporter,
-        options: PlayerOptions,
+        settings: RolloutSettings,
+        policy_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Use *sender* and *reporter*, which the caller starts and closes."""
+        """Use *sender* and *reporter*, which the caller starts and closes.
+
+        Declares the policy with these options, spaces and wrappers; None to declare nothing.
+        """
         super().__init__(make_policy, make_inference, watcher)
         self.sender: Sender = sender
         self._reporter = reporter
-        self._options = options
+        self._settings = settings
+        self._policy_options = policy_options
         self._inference: Inference | None = None
         self._slots: list[list[_Slot]] = []
         self._has_warned = False
@@ -215,9 +207,9 @@ class Player(Participant):
         self.part = part
         policy = self._make_policy(part.observation_space, part.action_space)
         self._inference = self._make_inference(policy)
-        if self._options.policy_options is not None:
+        if self._policy_options is not None:
             said = spaces_text(part.observation_space, part.action_space)
-            said |= policy_text(policy, self._options.policy_options)
+            said |= policy_text(policy, self._policy_options)
             self.sender.declare_origin({**part.wrappers, **said})
         self._slots = [
             [self._make_slot(index, label) for index in env_indices for label in part.labels]
@@ -226,20 +218,19 @@ class Player(Participant):
 
     def _make_slot(self, env_index: int, label: str) -> _Slot:
         assert self._inference is not None
-        options = self._options
-        worker_id = f"{options.worker_prefix}-{env_index}" + (f"-{label}" if label else "")
+        settings = self._settings
+        worker_id = f"{settings.worker_name}-{env_index}" + (f"-{label}" if label else "")
         return _Slot(
-            Fragmenter(worker_id=worker_id, step_count=options.fragment_steps),
-            EpisodeTracker(worker_id, options.task, options.discount),
+            Fragmenter(worker_id=worker_id, step_count=settings.fragment_steps),
+            EpisodeTracker(worker_id, settings.task, settings.discount),
             self._inference.initial_state,
         )
 
     def _adopt(self, model: Model) -> None:
         assert self._inference is not None
         if model.weights is not None:
-            set_policy_weights(
-                self._inference.policy, model.weights, strict=self._options.strict_weights
-            )
+            strict = self._settings.weights == "strict"
+            set_policy_weights(self._inference.policy, model.weights, strict=strict)
 
     def _changed(self, before: Model) -> None:
         model = self.model
@@ -365,7 +356,7 @@ class Player(Participant):
         """See `Participant.finish`. Raises NotRepeatableError for a row with fewer steps."""
         fragments = []
         for index, slot in enumerate(self._slots[group]):
-            count, wanted = slot.fragmenter.answered_count, self._options.fragment_steps
+            count, wanted = slot.fragmenter.answered_count, self._settings.fragment_steps
             fragment = slot.fragmenter.cut(tree_row(arrays.obs, index))
             if fragment is None or count != wanted:
                 raise NotRepeatableError(

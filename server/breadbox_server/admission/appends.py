@@ -17,7 +17,6 @@ from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.quotas import UNCHARGED, Quotas
 from breadbox_server.admission.store_trips import StoreTrips
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
 from breadbox_server.core.model.inputs import (
@@ -112,7 +111,7 @@ class Appends:
                         each.session_id = session or NO_SESSION
                     is_inline = bodies and bodies[position]  # Its id is of this server.
                     if not is_inline and self.is_anothers(caller, buffer, each.payload.payload_id):
-                        unknown = replace(each.payload, payload_id=PayloadId(new_payload_id()))
+                        unknown = replace(each.payload, payload_id=new_payload_id())
                         fragments[position] = replace(each, payload=unknown)
                 pending = self.queue.submit(buffer, fragments, charge, bodies, wait_s=wait_s)
                 results = await pending.done
@@ -177,7 +176,7 @@ class Appends:
             return False
         self._unowned.discard(weights.payload_id)
         with self._deletions.confirming([weights.payload_id]), self._metrics.store_trip("confirm"):
-            (found,) = await self._custodian.confirm([payload_reference(weights)])
+            (found,) = await self._custodian.confirm([weights])
         if found == Confirmation.OTHER_SIZE:
             raise PayloadSizeError("weights", weights)
         return found == Confirmation.THERE and not self._deletions.is_leaving(weights.payload_id)

@@ -10,7 +10,6 @@ from breadbox.model.errors import StoreError, StoreFullError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.core.model.inputs import DropPayloads, Payload, ReleaseLease
 from breadbox_server.journal.durable_core import DurableCore
@@ -84,13 +83,13 @@ class LostPayloads:
     def _stored(self, payloads: Iterable[Payload]) -> list[PayloadReference]:
         """Return those that should be in the store by now: some are on their way with a turn."""
         carries = self._core.turns.carries
-        return [payload_reference(each) for each in payloads if not carries(each.payload_id)]
+        return [each for each in payloads if not carries(each.payload_id)]
 
     async def _mend(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
         """Rewrite what is lost and in memory; drop what refers to the rest; retry without room."""
         bodies = {}
         for each in missing:
-            payload_id = PayloadId(each.payload_id)
+            payload_id = each.payload_id
             if self._refers_to(buffer, payload_id) and (body := self._recent.get(payload_id)):
                 bodies[payload_id] = body
         put_back_count = 0
@@ -119,18 +118,12 @@ class LostPayloads:
         await self._core.turns.ours()
         try:
             with self._deletions.confirming(bodies), self._metrics.store_trip("keep"):
-                await self._custodian.keep(
-                    [(each, bodies[PayloadId(each.payload_id)]) for each in references]
-                )
+                await self._custodian.keep([(each, bodies[each.payload_id]) for each in references])
         finally:
             # What was let go meanwhile may have been deleted before it was written, also where
             # the store's answer was lost. Not before its end is durable: until then a server that
             # takes over has it.
-            let_go = [
-                Payload(PayloadId(each.payload_id), each.size_bytes, each.piece_size_bytes)
-                for each in references
-                if not self._refers_to(buffer, PayloadId(each.payload_id))
-            ]
+            let_go = [each for each in references if not self._refers_to(buffer, each.payload_id)]
             self._core.turns.when_settled(partial(self._deletions.put, let_go))
         log.warning(
             "the store lost %d payloads of buffer %s that are in memory: they are written again",
@@ -140,13 +133,9 @@ class LostPayloads:
 
     async def _drop_lost(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
         # Released and deleted while we asked is not lost.
-        lost = tuple(
-            [
-                PayloadId(each.payload_id)
-                for each in missing
-                if self._core.buffers.refers_to(buffer, PayloadId(each.payload_id))
-            ]
-        )
+        refers_to = self._core.buffers.refers_to
+        payload_ids = [each.payload_id for each in missing]
+        lost = tuple([each for each in payload_ids if refers_to(buffer, each)])
         if not lost:
             return 0
         dropped = 0

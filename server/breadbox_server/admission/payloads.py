@@ -14,7 +14,6 @@ from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import PayloadCustodian, StoreUsage
 from breadbox_server.base.clock import Clock
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import Payload
 from breadbox_server.metrics.metrics import Metrics
@@ -153,7 +152,7 @@ class DeletionQueue:
             self._empty.set()
 
     async def _delete_batch(self) -> None:
-        batch = list(map(payload_reference, islice(self._payloads, BATCH_PAYLOADS)))
+        batch = list(islice(self._payloads, BATCH_PAYLOADS))
         await self._until_ours()
         try:
             with self._metrics.store_trip("delete"):

@@ -9,7 +9,6 @@ from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.slices import Item, PendingAppend
 from breadbox_server.base.clock import Clock
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.journal.turns import Turns
 from breadbox_server.metrics.metrics import Metrics
 
@@ -65,7 +64,7 @@ class StoreTrips:
             for item in riding:
                 item.is_there = item.is_carried = True
             return
-        payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
+        payloads = [(item.fragment.payload, item.body) for item in riding]
         payload_ids = [item.fragment.payload.payload_id for item in riding]
         words: str | None = None
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("keep"):
@@ -100,9 +99,9 @@ class StoreTrips:
         payload_ids = [item.fragment.payload.payload_id for item in wanted]
         for payload_id in payload_ids:
             self._unowned.discard(payload_id)  # Sent again in time.
-        references = [payload_reference(item.fragment.payload) for item in wanted]
+        payloads = [item.fragment.payload for item in wanted]
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("confirm"):
-            answers = await self._custodian.confirm(references)
+            answers = await self._custodian.confirm(payloads)
         for item, payload_id, answer in zip(wanted, payload_ids, answers, strict=True):
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE

@@ -28,8 +28,8 @@ from breadbox_server.core.model.config import (
     NAME_SIZE_BYTES_MAX,
     PRIORITY_DEFAULT,
     BufferConfig,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
     check_duration,
 )
 from breadbox_server.core.model.description import (
@@ -123,8 +123,6 @@ def schema_of(message: schema_pb2.Schema) -> Schema:
 # --- one table per message -------------------------------------------------------------------
 
 PAYLOAD: Final = MessageMapping(fragment_pb2.PayloadReference, Payload)
-payload_of: Final = PAYLOAD.read
-"""Return the core's payload for a message, or for a reference as the stores name it."""
 to_payload: Final[Callable[[Any], fragment_pb2.PayloadReference]] = PAYLOAD.message
 
 
@@ -190,9 +188,9 @@ CONFIG: Final = MessageMapping(
         "limiter": Choice(
             "limiter",
             {
-                "minimum_chunks": MessageMapping(buffer_pb2.MinimumChunks, MinimumChunksConfig),
+                "minimum_chunks": MessageMapping(buffer_pb2.MinimumChunks, MinimumChunks),
                 "sample_to_insert_ratio": MessageMapping(
-                    buffer_pb2.SampleToInsertRatio, SampleToInsertRatioConfig
+                    buffer_pb2.SampleToInsertRatio, SampleToInsertRatio
                 ),
             },
         ),
@@ -268,7 +266,7 @@ def release_mode(value: int) -> ReleaseMode:
 def unreadable(payload_ids: Sequence[str]) -> tuple[PayloadId, ...]:
     """Return the ids of payloads that a reader names; ids without a payload are ignored later."""
     check_int("unreadable_payload_ids", len(payload_ids), 0, UNREADABLE_MAX)
-    return tuple([PayloadId(each) for each in payload_ids])
+    return tuple(payload_ids)
 
 
 def priorities(request: "pb.UpdatePrioritiesRequest") -> UpdatePriorities:
@@ -284,7 +282,7 @@ def priorities(request: "pb.UpdatePrioritiesRequest") -> UpdatePriorities:
 
 def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:
     """Return a reference to a payload, or raise InvalidArgumentError if it has too many pieces."""
-    value = payload_of(message)
+    value = PAYLOAD.read(message)
     _check_pieces(value, field)
     return value
 
@@ -368,7 +366,7 @@ def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Payload:
     """Return a payload of a fresh id for one that came inline."""
     if message.HasField("payload"):
         raise InvalidArgumentError("payload", "must be absent where the payload is inline")
-    return Payload(PayloadId(new_payload_id()), len(body))
+    return Payload(new_payload_id(), len(body))
 
 
 def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
@@ -403,11 +401,6 @@ def episode_end(value: int, position: int) -> str:
 # --- going out -------------------------------------------------------------------------------
 
 
-def payload_reference(value: Payload) -> PayloadReference:
-    """Return a payload as the stores name it."""
-    return PayloadReference(value.payload_id, value.size_bytes, value.piece_size_bytes)
-
-
 def ranges(messages: Sequence["pb.PayloadRange"]) -> list[tuple[PayloadReference, int, int]]:
     """Return the ranges of payloads that a request wants: (payload, first byte, bytes)."""
     check_int("ranges", len(messages), 1, GATEWAY_RANGES_MAX)
@@ -419,7 +412,7 @@ def ranges(messages: Sequence["pb.PayloadRange"]) -> list[tuple[PayloadReference
         start, length = message.offset_bytes, message.length_bytes
         if start < 0 or length < 1 or start + length > value.size_bytes:
             raise InvalidArgumentError(at, "is not of its payload")
-        checked.append((payload_reference(value), start, length))
+        checked.append((value, start, length))
     return checked
 
 

@@ -5,8 +5,8 @@ from typing import ClassVar, NamedTuple
 
 from breadbox_server.core.model.config import (
     LimiterConfig,
-    MinimumChunksConfig,
-    SampleToInsertRatioConfig,
+    MinimumChunks,
+    SampleToInsertRatio,
 )
 
 
@@ -72,7 +72,7 @@ class SampleToInsertRatioLimiter(Limiter):
     chunks: a learner that polls should set `minimum_chunk_count` to the chunks it asks for.
     """
 
-    def __init__(self, config: SampleToInsertRatioConfig) -> None:
+    def __init__(self, config: SampleToInsertRatio) -> None:
         super().__init__(config.minimum_chunk_count)
         self._ratio = config.ratio
         self._diff_min = config.lead_chunks - config.error_chunks
@@ -108,6 +108,6 @@ class SampleToInsertRatioLimiter(Limiter):
 
 def make_limiter(config: LimiterConfig) -> Limiter:
     """Make the limiter that a configuration describes."""
-    if isinstance(config, MinimumChunksConfig):
+    if isinstance(config, MinimumChunks):
         return MinimumChunksLimiter(config.chunk_count)
     return SampleToInsertRatioLimiter(config)

@@ -118,7 +118,7 @@ class Gateway:
             try:
                 for ranges in _in_parts((each, 0, each.size_bytes) for each in references):
                     for reference, _, length in ranges:
-                        self.unannounced.arrive(PayloadId(reference.payload_id), length)
+                        self.unannounced.arrive(reference.payload_id, length)
                     async with _moving():
                         parts = [
                             Part(reference, start, await incoming.take(length))
@@ -140,7 +140,7 @@ class Gateway:
                 self.unannounced.keep(references, self._delete)
             except BaseException:
                 for each in references:
-                    self.unannounced.forget(PayloadId(each.payload_id))
+                    self.unannounced.forget(each.payload_id)
                 self._discard_after(storing, references)
                 raise
         return references
@@ -177,10 +177,10 @@ class Gateway:
 
     def discard(self, caller: Caller, payload_ids: Iterable[str]) -> list[PayloadReference]:
         """Discard payloads that the caller wrote; return those that it may discard."""
-        held = [self.unannounced.of(caller.name, PayloadId(each)) for each in payload_ids]
+        held = [self.unannounced.of(caller.name, each) for each in payload_ids]
         wanted = [each for each in held if each is not None and not self._is_referred_to(each)]
         for each in wanted:
-            self.unannounced.forget(PayloadId(each.payload_id))
+            self.unannounced.forget(each.payload_id)
         return wanted
 
     def _check_readable(self, caller: Caller, ranges: Sequence[Range]) -> None:
@@ -188,7 +188,7 @@ class Gateway:
         buffers = [name for name in self._buffers.names() if caller.may_use(name)]
         asks = self._buffers.has_weights if caller.role is Role.PRODUCER else self._refers_to
         for reference, _, _ in ranges:
-            payload_id = PayloadId(reference.payload_id)
+            payload_id = reference.payload_id
             may_read = any(
                 asks(name, payload_id) or self._is_leased(caller.holder(name), payload_id)
                 for name in buffers
@@ -197,7 +197,7 @@ class Gateway:
                 raise PayloadMissingError(reference.payload_id)
 
     def _is_referred_to(self, reference: PayloadReference) -> bool:
-        payload_id = PayloadId(reference.payload_id)
+        payload_id = reference.payload_id
         return any(self._refers_to(each, payload_id) for each in self._buffers.names())
 
     def _store_now(self) -> PayloadParts:

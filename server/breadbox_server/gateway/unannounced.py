@@ -65,7 +65,7 @@ class Unannounced:
         of_caller = self._of.setdefault(caller, {})
         for each in references:
             held = _Held(now + self._keep_s, caller, each, give_up)
-            self._held[PayloadId(each.payload_id)] = of_caller[PayloadId(each.payload_id)] = held
+            self._held[each.payload_id] = of_caller[each.payload_id] = held
 
     def arrive(self, payload_id: PayloadId, size_bytes: int) -> None:
         """Count bytes to be received, or raise GatewayFullError if no caller holds more."""
@@ -87,7 +87,7 @@ class Unannounced:
     ) -> None:
         """Record that payloads are stored completely, and how to delete them from now on."""
         for each in references:
-            held = self._held.get(PayloadId(each.payload_id))
+            held = self._held.get(each.payload_id)
             if held is None:
                 raise GatewayFullError("others needed the room of this payload")
             held.give_up = give_up
@@ -120,7 +120,7 @@ class Unannounced:
         if self._arrived[caller] + more >= arrived_bytes:
             raise GatewayFullError(f"{self.total_bytes} bytes are written and not announced")
         oldest = next(each for each in self._of[largest].values() if each.counted_bytes)
-        self.forget(PayloadId(oldest.reference.payload_id))
+        self.forget(oldest.reference.payload_id)
         oldest.give_up(oldest.reference)
 
     def _forget_overdue(self, now: float) -> None:

@@ -85,7 +85,7 @@ def restore_to_read(taken: Iterable[BufferSnapshot]) -> BufferSet:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Keep the garbage collector from walking, again and again, what is made here to stay."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -96,7 +96,7 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-@_without_collections()
+@without_collections()
 def recover(
     archive: JournalArchive,
     restore: Callable[[Iterable[BufferSnapshot]], BufferSet] = restore_to_read,

@@ -20,7 +20,7 @@ from breadbox_server.base.errors import StandbyError
 from breadbox_server.base.unforeseen import unforeseen_as
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.recovery import Recovered, Replay, recover
+from breadbox_server.journal.recovery import Recovered, Replay, recover, without_collections
 from breadbox_server.journal.storage.claims import ALIVE_S, Claim, Holder
 from breadbox_server.journal.storage.interface import (
     JournalDamagedError,
@@ -118,13 +118,8 @@ class JournalFollower:
 
     def _load(self) -> None:
         # The one before goes first: there is room for one.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
+        with without_collections():
             self._replay = Replay(self._view, self._restore)
-        finally:
-            if was_enabled:
-                gc.enable()
         self._last = None
         gc.freeze()
 

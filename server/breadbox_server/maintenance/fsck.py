@@ -22,7 +22,6 @@ from breadbox.payload.format import Head
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores import open_custodian, open_store
 from breadbox.stores.base import Custody, PayloadCustodian, StoreSharedError
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import BugError, StartError
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.journal.recovery import recover_while_written
@@ -130,7 +129,7 @@ async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> _Fin
 
 def _references(buffers: BufferSet) -> dict[str, PayloadReference]:
     return {
-        payload.payload_id: payload_reference(payload)
+        payload.payload_id: payload
         for name in buffers.names()
         for payload in buffers[name].payloads()
     }

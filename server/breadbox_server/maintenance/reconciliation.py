@@ -113,8 +113,7 @@ class Reconciler:
         orphans: set[PayloadId] = set()
         kept_count = doubtful_count = 0
         with self.metrics.store_trip("list"):
-            async for each in self.custodian.confirmed():
-                payload_id = PayloadId(each)
+            async for payload_id in self.custodian.confirmed():
                 kept_count += 1
                 if self.driver.losses.is_known(payload_id):
                     continue

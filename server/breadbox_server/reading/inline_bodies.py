@@ -9,7 +9,6 @@ from typing import Final
 from breadbox.model.errors import StoreError
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.admission.payloads import RecentPayloads, StoreWatch
-from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.inputs import GrantedFragment, Payload
 from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import INLINE_REPLY_BYTES_MAX
@@ -76,7 +75,7 @@ class InlineBodies:
         try:
             async with asyncio.timeout(BODIES_S), self._reads:
                 with self.metrics.store_trip("read"):
-                    return await self.custodian.read([payload_reference(each) for each in payloads])
+                    return await self.custodian.read(payloads)
         except (TimeoutError, StoreError) as error:
             log.debug("a reply goes without inline payloads: %s", error)
             return [b""] * len(payloads)

@@ -686,8 +686,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.DiscardPayloadsResponse:
         """Delete payloads that the caller wrote and will not announce."""
         check_int("payload_ids", len(request.payload_ids), 0, GATEWAY_PAYLOADS_MAX)
-        discarded = self._open_gateway().discard(current_caller(), request.payload_ids)
-        self._driver.deletions.put([convert.payload_of(each) for each in discarded])
+        gateway = self._open_gateway()
+        self._driver.deletions.put(gateway.discard(current_caller(), request.payload_ids))
         return pb.DiscardPayloadsResponse()
 
     def _open_gateway(self) -> Gateway:

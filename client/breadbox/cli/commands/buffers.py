@@ -16,15 +16,10 @@ from breadbox.cli.limits import BufferLimits
 from breadbox.cli.settings import of_one_call, setting
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import (
-    AssemblyPolicy,
     BufferConfig,
     BufferDescription,
-    FullPolicy,
-    LeaseExpiryPolicy,
     MinimumChunks,
     SampleToInsertRatio,
-    SchemaPolicy,
-    StalePolicy,
 )
 
 if TYPE_CHECKING:
@@ -106,18 +101,6 @@ class LimitSettings(Target, BufferLimits):
     """A buffer and its limits."""
 
     name: str = of_one_call(positional=True)
-    assembly: AssemblyPolicy | None = setting(None, environment=False)
-    """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
-    and from any worker; can be changed only without a session."""
-    stale: StalePolicy | None = setting(None, environment=False)
-    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
-    full_policy: FullPolicy | None = setting(None, environment=False)
-    """When there is no room: evict chunks, or let producers wait."""
-    schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)
-    """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
-    (ragged), or neither (any)."""
-    lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
-    """Return the chunks of an expired lease for another fetch, or count them as used."""
     ratio: float | None = setting(None, environment=False)
     """Uses per inserted chunk, to be kept approximately."""
     error_chunks: float | None = setting(None, environment=False)

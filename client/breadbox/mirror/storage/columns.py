@@ -39,24 +39,6 @@ def step_trees(fragment: Fragment) -> dict[str, Tree]:
     return {name: deepcopy(rows(getattr(fragment, name), 0, 1)) for name in TREES}
 
 
-class Column(NamedTuple):
-    """One small array of a step, and its place in the row."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    type_name: str
-    offset: int
-    strides: tuple[int, ...]
-
-    def of(self, memory: NDArray[np.uint8]) -> NDArray[Any]:
-        """Return the array of rows [..., row], as a view."""
-        shape = (*memory.shape[:-1], *self.shape)
-        if not memory.size:
-            return np.empty(shape, self.dtype)
-        strides = (*memory.strides[:-1], *self.strides)
-        return np.ndarray(shape, self.dtype, memory, self.offset, strides)
-
-
 class Leaf(NamedTuple):
     """One array of a fragment's trees, as the first fragment had it."""
 
@@ -71,9 +53,9 @@ ArrayFor = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 
 class Rows(NamedTuple):
-    """Rows that were gathered: bytes [..., row]."""
+    """Rows that were gathered, as records [...]."""
 
-    memory: NDArray[np.uint8]
+    records: NDArray[Any]
     leaf: Callable[[Any], Any]
     """Function from an array to a leaf of a batch."""
 
@@ -85,8 +67,8 @@ class Layout:
     structures: dict[str, Structure]
     leaves: dict[str, list[Leaf]]
     """Leaves of each tree of a fragment, by the tree's name."""
-    columns: dict[str, Column]
-    row_bytes: int
+    row_type: np.dtype[Any]
+    """Type of a row, with the arrays of a step by name."""
     frames: dict[str, FrameLayout]
     """Layouts of the observations that are not in rows, by path."""
 
@@ -98,8 +80,8 @@ class Layout:
         for name in TREES:
             structures[name], every[name] = _leaves_of(name, trees[name])
         frames: dict[str, FrameLayout] = {}
-        small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
-            name: (dtype, (), dtype.str) for name, dtype in _OWN.items()
+        small: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            name: (dtype, ()) for name, dtype in _OWN.items()
         }
         stacks = dict(frame_stack)
         for name, leaves in every.items():
@@ -108,9 +90,9 @@ class Layout:
                 size_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
                 if name == "obs" and (axis is not None or size_bytes >= FRAME_MIN_BYTES):
                     frames[leaf.path] = FrameLayout(leaf.shape, leaf.dtype, _axis_of(leaf, axis))
-                    small[_at(leaf.path)] = small[_next_at(leaf.path)] = (_OWN["handle"], (), "<i8")
+                    small[_at(leaf.path)] = small[_next_at(leaf.path)] = (_OWN["handle"], ())
                     continue
-                small[leaf.path] = (leaf.dtype, leaf.shape, leaf.type_name)
+                small[leaf.path] = (leaf.dtype, leaf.shape)
                 if name == "obs":
                     small["next_" + leaf.path] = small[leaf.path]
         if stacks:
@@ -118,17 +100,15 @@ class Layout:
             raise InvalidRequestError(
                 "frame_stack", f"names {sorted(stacks)}; observations have {names}"
             )
-        columns, row_bytes = laid_out(small)
-        return cls(structures, every, columns, row_bytes, frames)
+        return cls(structures, every, row_type_of(small), frames)
 
 
 class Columns:
     """The memory of *capacity* steps; `array_for` gives that of "rows" or of a frame's path."""
 
     def __init__(self, layout: Layout, capacity: int, array_for: ArrayFor) -> None:
-        self.row_bytes = layout.row_bytes
+        self._row_type = layout.row_type
         self._structures, self._leaves = layout.structures, layout.leaves
-        self._columns = layout.columns
         self._names = {
             name: [leaf.path for leaf in leaves] for name, leaves in self._leaves.items()
         }
@@ -137,18 +117,14 @@ class Columns:
             path: FrameRing(each, capacity, lambda *like, path=path: array_for(path, *like))
             for path, each in layout.frames.items()
         }
-        self._rows = array_for("rows", (capacity, self.row_bytes), np.dtype(np.uint8))
-        self._views = self._views_of(self._rows)
-        self._scratch = np.zeros((1, self.row_bytes), np.uint8)
-        self._scratch_views = self._views_of(self._scratch)
+        self._rows = array_for("rows", (capacity, self._row_type.itemsize), np.dtype(np.uint8))
+        self._records = self._rows.view(self._row_type)[:, 0]
+        self._scratch = np.zeros((1, self._row_type.itemsize), np.uint8)
 
     @property
     def size_bytes(self) -> int:
         """Number of bytes of all rows, and of the frames that were written to."""
         return int(self._rows.nbytes) + sum(ring.size_bytes for ring in self.rings.values())
-
-    def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        return {name: column.of(rows) for name, column in self._columns.items()}
 
     def leaves_of(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         """Return a fragment's arrays by path, or raise TreeMismatchError if unlike the first's."""
@@ -183,10 +159,10 @@ class Columns:
         """Write values [T, ...] of all columns, or one for all, by way of spare rows."""
         count = sum(each.stop - each.start for each in positions)
         if count != len(self._scratch):
-            self._scratch = np.zeros((count, self.row_bytes), np.uint8)
-            self._scratch_views = self._views_of(self._scratch)
+            self._scratch = np.zeros((count, self._row_type.itemsize), np.uint8)
+        records = self._scratch.view(self._row_type)[:, 0]
         for name, value in values.items():
-            self._scratch_views[name][...] = value
+            records[name] = value
         done = 0
         for each in positions:
             length = each.stop - each.start
@@ -232,18 +208,19 @@ class Columns:
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of all rows, as a view: for looking up single places."""
-        return self._views[name]
+        column: NDArray[Any] = self._records[name]
+        return column
 
     def gather(
         self, positions: NDArray[np.int64], leaf: Callable[[Any], Any] = lambda array: array
     ) -> Rows:
         """Copy the rows at some positions, of any shape."""
         memory = np.take(self._rows, positions.reshape(-1), axis=0, mode="clip")
-        return Rows(memory.reshape(*positions.shape, self.row_bytes), leaf)
+        return Rows(memory.view(self._row_type).reshape(positions.shape), leaf)
 
     def field(self, rows: Rows, name: str) -> Any:
         """Return one array of gathered rows, as a leaf."""
-        return rows.leaf(self._columns[name].of(rows.memory))
+        return rows.leaf(rows.records[name])
 
     def tree(self, name: str, rows: Rows) -> Tree:
         """Return a tree of gathered rows, or None if fragments have none."""
@@ -259,8 +236,7 @@ class Columns:
         def leaf_of(number: int) -> Any:
             leaf = leaves[number]
             is_frames = leaf.path in self.rings
-            column = self._columns[place(leaf.path) if is_frames else names[number]]
-            array = column.of(rows.memory)
+            array = rows.records[place(leaf.path) if is_frames else names[number]]
             if is_frames:
                 array = self.rings[leaf.path].read(array)
             return rows.leaf(as_leaf(array, leaf.type_name))
@@ -297,24 +273,10 @@ def _axis_of(leaf: Leaf, axis: int | None) -> int | None:
     return axis % len(leaf.shape)
 
 
-def laid_out(
-    small: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], str]],
-) -> tuple[dict[str, Column], int]:
-    """Return columns that are aligned, the widest types first, and the bytes of a row."""
-
-    def alignment(name: str) -> int:
-        item = small[name][0].itemsize
-        return next(size for size in (16, 8, 4, 2, 1) if item % size == 0)
-
-    columns: dict[str, Column] = {}
-    offset = 0
-    for name in sorted(small, key=alignment, reverse=True):
-        dtype, shape, type_name = small[name]
-        strides = np.empty((1, *shape), dtype).strides[1:]
-        columns[name] = Column(dtype, shape, type_name, offset, strides)
-        offset += dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    widest = max([8, *map(alignment, small)])
-    return columns, -(-offset // widest) * widest
+def row_type_of(small: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> np.dtype[Any]:
+    """Return the type of a row with these arrays, aligned, the widest types first."""
+    names = sorted(small, key=lambda name: small[name][0].alignment, reverse=True)
+    return np.dtype([(name, *small[name]) for name in names], align=True)
 
 
 def _check_like(

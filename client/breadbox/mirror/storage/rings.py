@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.storage.columns import Column, laid_out
+from breadbox.mirror.storage.columns import Leaf, row_type_of
 from breadbox.model.errors import TreeMismatchError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import Structure, flatten, leaves_as, map_structure
@@ -22,8 +22,8 @@ _HUGE_PAGES_MIN_BYTES = 1 << 22
 SIZE_MIN: Final = 64
 NOWHERE: Final = -1
 """Place of an array that no other process can find."""
-_IS_THERE = ""
-"""Name of the column that is True if a fragment has a state."""
+_IS_THERE = "is there"
+"""Name of the array that is True if a fragment has a state."""
 
 
 def _no_reserve() -> int:
@@ -182,25 +182,23 @@ class Table(Ring):
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Structure of recurrent states, and the places of their arrays in rows."""
+    """Structure of recurrent states, and the type of the rows with their arrays."""
 
     structure: Structure
-    columns: dict[str, Column]
-    """Columns of the leaves by path, in order; the first is `_IS_THERE`."""
-    row_bytes: int
+    leaves: list[Leaf]
+    row_type: np.dtype[Any]
 
     @classmethod
     def of(cls, state: Tree) -> "StateLayout":
         """Lay out states like this one, or raise UnsupportedArrayError."""
         structure, pairs = flatten({"in_state": state})
-        small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
-            _IS_THERE: (np.dtype(np.bool_), (), "|b1")
-        }
+        leaves = []
         for path, leaf in pairs:
             array, type_name = stored_array(path, leaf)
-            small[path] = (array.dtype, array.shape, type_name)
-        columns, row_bytes = laid_out(small)
-        return cls(structure["in_state"], {name: columns[name] for name in small}, row_bytes)
+            leaves.append(Leaf(path, array.dtype, array.shape, type_name))
+        arrays = {leaf.path: (leaf.dtype, leaf.shape) for leaf in leaves}
+        row_type = row_type_of({_IS_THERE: (np.dtype(np.bool_), ()), **arrays})
+        return cls(structure["in_state"], leaves, row_type)
 
 
 class States(Ring):
@@ -209,43 +207,42 @@ class States(Ring):
     dtype = np.dtype(np.uint8)
 
     def __init__(self, layout: StateLayout, first: int) -> None:
-        super().__init__(layout.row_bytes, first)
-        self._structure = layout.structure
-        _, *self._names = layout.columns
-        self._is_there, *self._leaves = layout.columns.values()
+        super().__init__(layout.row_type.itemsize, first)
+        self._structure, self._leaves = layout.structure, layout.leaves
+        self._row_type = layout.row_type
 
     def append(self, memory: Memory, arrays: list[NDArray[Any]] | None) -> None:
         """Add the state of the next fragment, as `checked` returns it, or None if it has none."""
-        row = self._new_row(memory)
-        self._is_there.of(row)[...] = arrays is not None
-        for column, array in zip(self._leaves, arrays or (), strict=False):
-            column.of(row)[...] = array
+        record = self._new_row(memory).view(self._row_type)
+        record[_IS_THERE] = arrays is not None
+        for leaf, array in zip(self._leaves, arrays or (), strict=False):
+            record[leaf.path] = array
 
     def checked(self, state: Tree, where: str) -> list[NDArray[Any]]:
         """Return the arrays of a state; raise TreeMismatchError if it differs from the others."""
         found = leaves_as(self._structure, state, path="in_state", where=where)
         arrays = []
-        for path, column, leaf in zip(self._names, self._leaves, found, strict=True):
-            array, type_name = stored_array(path, leaf)
-            if (array.dtype, array.shape, type_name) != column[:3]:
-                wanted, got = (f"{each.dtype}{[*each.shape]}" for each in (column, array))
-                raise TreeMismatchError(path, wanted, got, where)
+        for leaf, given in zip(self._leaves, found, strict=True):
+            array, type_name = stored_array(leaf.path, given)
+            if (array.dtype, array.shape, type_name) != leaf[1:]:
+                wanted, got = (f"{each.dtype}{[*each.shape]}" for each in (leaf, array))
+                raise TreeMismatchError(leaf.path, wanted, got, where)
             arrays.append(array)
         return arrays
 
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return True for each fragment that has one."""
-        flags = self._is_there.of(self._rows)
+        flags = self._rows.view(self._row_type)[:, 0][_IS_THERE]
         inside = (self.first <= numbers) & (numbers < self.end)
         return np.asarray(flags[numbers & self._mask] & inside)
 
     def stacked(self, numbers: NDArray[np.int64]) -> Tree:
         """Return copies of states of fragments that have one; leaves [B, ...]."""
-        rows = self._rows[numbers & self._mask]
+        records = self._rows[numbers & self._mask].view(self._row_type)[:, 0]
 
         def leaf(number: int) -> Any:
-            column = self._leaves[number]
-            return as_leaf(column.of(rows).copy(), column.type_name)
+            path, *_, type_name = self._leaves[number]
+            return as_leaf(records[path].copy(), type_name)
 
         if type(self._structure) is int:
             return leaf(self._structure)

@@ -1,9 +1,16 @@
 """Every limit of a buffer, with its unit, its default and its behaviour at the limit (B15)."""
 
 import math
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+from typing import Final
 
+from breadbox.model.types import AssemblyPolicy as AssemblyPolicy
+from breadbox.model.types import FullPolicy as FullPolicy
+from breadbox.model.types import LeaseExpiryPolicy as LeaseExpiryPolicy
+from breadbox.model.types import MinimumChunks as MinimumChunks
+from breadbox.model.types import SampleToInsertRatio as SampleToInsertRatio
+from breadbox.model.types import SchemaPolicy as SchemaPolicy
+from breadbox.model.types import StalePolicy as StalePolicy
 from breadbox_server.core.model.errors import InvalidArgumentError
 
 DAY_S = 86_400.0
@@ -30,63 +37,8 @@ TOKENS = "tokens"
 """Name of the part that a member itself is: its sequence, or fragment."""
 
 
-class FullPolicy(Enum):
-    """What happens to an append for which there is no room."""
-
-    EVICT = "evict"
-    BLOCK = "block"
-
-
-class LeaseExpiryPolicy(Enum):
-    """What an expired lease counts as."""
-
-    GIVE_BACK = "give_back"
-    CONSUME = "consume"
-
-
-class AssemblyPolicy(Enum):
-    """How fragments become chunks."""
-
-    CONSECUTIVE = "consecutive"
-    """Consecutive fragments of one worker."""
-    GROUPS = "groups"
-    """Members of a group, in any order and from any worker: `worker_id` names the group."""
-
-
-class StalePolicy(Enum):
-    """What becomes of what is staler than `staleness_max` (B5)."""
-
-    EVICT = "evict"
-    KEEP = "keep"
-    """Delivered late, and counted."""
-
-
-class SchemaPolicy(Enum):
-    """How alike the fragments of a session must be (B4, B30)."""
-
-    ONE = "one"
-    RAGGED = "ragged"
-    ANY = "any"
-
-
-@dataclass(frozen=True, slots=True)
-class MinimumChunksConfig:
-    """A fetch waits until the buffer holds this many chunks."""
-
-    chunk_count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SampleToInsertRatioConfig:
-    """Keeps deliveries within a band around `ratio` times the insertions, less `lead_chunks`."""
-
-    ratio: float
-    error_chunks: float
-    minimum_chunk_count: int = 1
-    lead_chunks: float = 0.0
-
-
-LimiterConfig = MinimumChunksConfig | SampleToInsertRatioConfig
+LimiterConfig = MinimumChunks | SampleToInsertRatio
+_ANY_CHUNK: Final = MinimumChunks(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +89,7 @@ class BufferConfig:
     """Name of the sampler that says which chunks leave when there is no room (B19)."""
     with_replacement: bool = False
     """Whether a draw may take a chunk several times, each of which is a use."""
-    limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
+    limiter: LimiterConfig = _ANY_CHUNK
     schema: SchemaPolicy = SchemaPolicy.ONE
     """How alike the schemas of a session's fragments must be."""
     assembly: AssemblyPolicy = AssemblyPolicy.CONSECUTIVE
@@ -257,7 +209,7 @@ class BufferConfig:
 
     def _check_limiter(self) -> None:
         limiter = self.limiter
-        if isinstance(limiter, MinimumChunksConfig):
+        if isinstance(limiter, MinimumChunks):
             self._check_held("limiter.chunk_count", limiter.chunk_count)
             return
         ratio, error_chunks = limiter.ratio, limiter.error_chunks

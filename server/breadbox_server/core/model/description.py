@@ -4,19 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from breadbox.model.types import OpenGroup as OpenGroup
+from breadbox.model.types import QuarantinedFragment as QuarantinedFragment
 from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.inputs import GroupEndReason, ModelState
 from breadbox_server.core.model.schemas import Schema
-
-
-class QuarantinedFragment(NamedTuple):
-    """A fragment that readers could not read, of a chunk that is not served any more."""
-
-    worker_id: ids.WorkerId
-    fragment_index: ids.FragmentIndex
-    session_id: ids.SessionId
-    payload_id: ids.PayloadId
 
 
 class SubscriptionDescription(NamedTuple):
@@ -32,17 +25,6 @@ class SubscriptionDescription(NamedTuple):
     """Payload bytes of these."""
     missed_count: int
     """Chunks that a retaining one lost: gone before it had passed them."""
-
-
-class OpenGroup(NamedTuple):
-    """A group that lacks members."""
-
-    group: ids.WorkerId
-    member_count: int
-    lacking_members: tuple[int, ...]
-    """The first of them."""
-    silent_s: float
-    """Seconds since its latest member was admitted."""
 
 
 class GroupEnd(NamedTuple):

@@ -1,11 +1,12 @@
 """Names for the kinds of identifiers, so that a type checker keeps them apart."""
 
-from typing import NewType
+from typing import NewType, TypeAlias
 
 BufferName = NewType("BufferName", str)
 SessionId = NewType("SessionId", str)
 WorkerId = NewType("WorkerId", str)
-PayloadId = NewType("PayloadId", str)
+PayloadId: TypeAlias = str
+"""Not kept apart: references of the stores have them too."""
 RequestId = NewType("RequestId", str)
 SubscriptionName = NewType("SubscriptionName", str)
 LeaseId = NewType("LeaseId", str)

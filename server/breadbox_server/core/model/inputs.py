@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from breadbox.model.types import PayloadReference
+from breadbox.model.types import ReleaseMode as ReleaseMode
 from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.model.schemas import NO_SCHEMA, Schema
@@ -62,26 +64,8 @@ class GroupEndReason(Enum):
     """The holder of its ticket gave it up."""
 
 
-class ReleaseMode(Enum):
-    """How a lease ends."""
-
-    CONSUMED = "consumed"
-    RETURNED = "returned"
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class Payload:
-    """Reference to stored bytes; the core looks at their size alone. Never changed once made."""
-
-    payload_id: ids.PayloadId
-    size_bytes: int
-    piece_size_bytes: int = 0
-
-    @property
-    def piece_count(self) -> int:
-        """Pieces that its store is said to have cut it into."""
-        piece_size_bytes = self.piece_size_bytes
-        return -(-self.size_bytes // piece_size_bytes) if piece_size_bytes > 0 else 1
+Payload: TypeAlias = PayloadReference
+"""Reference to stored bytes; the core looks at their size alone."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
