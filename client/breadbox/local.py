@@ -19,6 +19,7 @@ from breadbox.model.types import (
     FullPolicy,
     LeaseExpiryPolicy,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 from breadbox.shared.child_processes import owned_environment
@@ -46,6 +47,7 @@ class ServerOptions(TypedDict, total=False):
     group_min: int
     drop_equal: str
     stale: StalePolicy | str
+    stale_by: StaleBy | str
     groups_per_version: int
     lead_versions: int
     capacity_chunks: int

@@ -23,6 +23,7 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     MinimumChunksConfig,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
@@ -117,7 +118,10 @@ class Settings(LogSettings, BufferLimits):
     half of its file system, of one over 1 GiB all but 512 MiB."""
     staleness_max: int = _DEFAULTS.staleness_max
     stale: StalePolicy = _DEFAULTS.stale
-    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
+    """Evict what is staler than --staleness-max; or deliver it late, and count it; or let fetches
+    wait so that nothing becomes so."""
+    stale_by: StaleBy = _DEFAULTS.stale_by
+    """Count staleness from the oldest or the newest step or token of a fragment."""
     uses_max: int = _DEFAULTS.uses_max
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict chunks, or let producers wait."""

@@ -41,6 +41,7 @@ PUBLIC = [
     "SchemaPolicy",
     "Sequence",
     "ServerOptions",
+    "StaleBy",
     "StalePolicy",
     "StepWriter",
     "Tls",

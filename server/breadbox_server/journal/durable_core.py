@@ -40,7 +40,7 @@ from breadbox_server.core.model.events import (
 from breadbox_server.core.model.ids import BufferName, CallerId
 from breadbox_server.core.model.inputs import (
     Answer,
-    CancelFetch,
+    CancelRequest,
     Fetch,
     GiveBackTicket,
     Input,
@@ -146,7 +146,7 @@ class DurableCore:
             return await future
         except asyncio.CancelledError:
             if future.cancelled():
-                self._decide_if_it_lives(CancelFetch(command.buffer, caller_id))
+                self._decide_if_it_lives(CancelRequest(command.buffer, caller_id))
             elif future.exception() is None:
                 # The outcome landed in the tick that cancelled us: nobody else will hold it.
                 self._give_back(future.result())
@@ -182,7 +182,9 @@ class DurableCore:
             for group in outcome.groups:
                 self._decide_if_it_lives(GiveBackTicket(outcome.buffer, group))
 
-    def _decide_if_it_lives(self, command: CancelFetch | UndeliveredGrant | GiveBackTicket) -> None:
+    def _decide_if_it_lives(
+        self, command: CancelRequest | UndeliveredGrant | GiveBackTicket
+    ) -> None:
         try:
             self.decide(command)
         except (BufferNotFoundError, TicketNotFoundError):

@@ -24,6 +24,7 @@ from breadbox.model.types import (
     MinimumChunks,
     SampleToInsertRatio,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 
@@ -110,7 +111,11 @@ class LimitSettings(Target, BufferLimits):
     """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
     and from any worker; can be changed only without a session."""
     stale: StalePolicy | None = setting(None, environment=False)
-    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
+    """Evict what is staler than --staleness-max; or deliver it late, and count it; or let fetches
+    wait so that nothing becomes so."""
+    stale_by: StaleBy | None = setting(None, environment=False)
+    """Count staleness from the oldest or the newest step or token of a fragment; can be changed
+    only without a session."""
     full_policy: FullPolicy | None = setting(None, environment=False)
     """When there is no room: evict chunks, or let producers wait."""
     schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)

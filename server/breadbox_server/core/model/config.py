@@ -52,6 +52,17 @@ class StalePolicy(Enum):
     EVICT = "evict"
     KEEP = "keep"
     """Delivered late, and counted."""
+    WAIT = "wait"
+    """Evicted, but fetches wait so that nothing becomes so; the oldest version is drawn first."""
+
+
+class StaleBy(Enum):
+    """From which of its versions a fragment's staleness counts; a chunk's is its stalest one's."""
+
+    OLDEST = "oldest"
+    """`model_version_min`: of its oldest step or token."""
+    NEWEST = "newest"
+    """`model_version_max`: of its newest step or token."""
 
 
 class SchemaPolicy(Enum):
@@ -141,9 +152,11 @@ class BufferConfig:
     """Name of a number: a group with the same in all members is dropped. Empty: none is."""
     stale: StalePolicy = StalePolicy.EVICT
     """What becomes of what is staler than `staleness_max`."""
+    stale_by: StaleBy = StaleBy.OLDEST
+    """From which version staleness counts; changes only in an empty buffer without a session."""
     groups_per_version: int = 0
-    """Groups that the learner takes for each version that it publishes: so many tickets are given
-    for each version (B33). 0: none are given."""
+    """Groups, or chunks, that the learner takes for each version that it publishes: so many tickets
+    are given for each version (B33). 0: none are given."""
     lead_versions: int = 0
     """Versions that groups with tickets may be ahead of the learner."""
 
@@ -183,6 +196,8 @@ class BufferConfig:
                 f"times (lead_versions + 1) is {self.tickets_max}, more than the groups remembered "
                 f"(workers_max {self.workers_max})",
             )
+        if self.stale is StalePolicy.WAIT:
+            self._check_wait()
 
     def _check_counts(self) -> None:
         smallest = {
@@ -216,6 +231,28 @@ class BufferConfig:
             rounded_s = round(span_s * 1e9) / 1e9
             check_duration(name, rounded_s)
             object.__setattr__(self, name, rounded_s)
+
+    def _check_wait(self) -> None:
+        """Refuse limits under which fetches cannot wait for what is under way (B34)."""
+        for field_name, is_met, needed in (
+            ("groups_per_version", self.groups_per_version > 0, "at least 1"),
+            ("uses_max", self.uses_max == 1, "1"),
+            (
+                "lead_versions",
+                self.lead_versions <= self.staleness_max,
+                f"at most staleness_max ({self.staleness_max})",
+            ),
+            (
+                "capacity_chunks",
+                self.capacity_chunks >= self.tickets_max,
+                f"at least (lead_versions + 1) * groups_per_version ({self.tickets_max})",
+            ),
+        ):
+            if not is_met:
+                raise InvalidArgumentError(
+                    field_name,
+                    f"must be {needed} where `stale` is wait, got {getattr(self, field_name)}",
+                )
 
     def _check_limiter(self) -> None:
         limiter = self.limiter

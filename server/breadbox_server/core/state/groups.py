@@ -18,7 +18,8 @@ from typing import ClassVar, Final
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import PayloadId, WorkerId
-from breadbox_server.core.model.inputs import Fragment, GroupEndReason
+from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
+from breadbox_server.core.pacing import Reserved
 from breadbox_server.core.state.assembly import (
     ADMITTED_CODE,
     CLOSES,
@@ -48,24 +49,36 @@ class Groups(Assembly):
     # Most groups have ended: the bound on them is met all the time.
     idle_search_max: ClassVar[int | None] = None
 
-    tickets: Tickets
-
     def __init__(
         self,
         fragments_per_chunk: int,
-        on_end: Callable[[GroupEndReason], None],
+        version_of: VersionOf,
         tickets: Tickets,
+        on_end: Callable[[GroupEndReason], None],
         drop_equal: Callable[[], str],
     ) -> None:
         """Read *drop_equal*, the limit of the buffer, at each delivery: it may change meanwhile."""
-        super().__init__(fragments_per_chunk)
-        self.tickets = tickets
+        super().__init__(fragments_per_chunk, version_of, tickets)
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
         self.none_idle = (-1, -1)
         """`freed_count` and number of groups at the latest search for a group to forget, if it
         found none. Until one of the two changes, another search finds none either."""
+
+    @property
+    def reserved_count(self) -> int:
+        """Number of groups that are open, those with a ticket and no member included."""
+        return len(self.open) + len(self.tickets.unbegun)
+
+    def reserved(self) -> Iterator[Reserved]:
+        """List the open groups; one with a ticket may yet get a member of the ticket's version."""
+        for name, chunk in self.open.items():
+            ticket = self.tickets.by_group.get(name)
+            version = chunk.version if ticket is None else min(chunk.version, ticket.model_version)
+            yield Reserved(version, name)
+        for name, ticket in self.tickets.unbegun.items():
+            yield Reserved(ticket.model_version, name)
 
     def preview(
         self, worker: Worker | None, fragment: Fragment, reserved_count: int = 0
@@ -147,7 +160,6 @@ class Groups(Assembly):
         """Give up every open group, the longest silent first, and forget every group."""
         self._ends.clear()
         self.none_idle = (-1, -1)
-        self.tickets.end_all(TicketEnd.SESSION_ENDED)
         return super().discard_all()
 
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
@@ -220,7 +232,6 @@ class Groups(Assembly):
         assert self._ends == ended, "O2: ends"
         assert [*self._ends] == sorted(ended), "O3"
         assert self.ended_count >= max(ended, default=0), "O3: the latest"
-        self.tickets.check_invariants()
         for name in self.tickets.by_group:
             assert (name in self.tickets.unbegun) == (name not in self.open), "O4: begun"
             assert name in self.open or name not in self.workers, "O4: a ticket of an ended group"
