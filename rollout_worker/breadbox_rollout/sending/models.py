@@ -64,7 +64,7 @@ class Model:
     weights: Mapping[str, NDArray[Any]] | None
     """Weights, or None at version 0 of a session: the policy as it was made."""
     staleness_max: int | None
-    """Most versions that a step may be behind when its fragment arrives, or None without a bound."""
+    """Most versions that a step may be behind when its fragment arrives, or None: no bound."""
     is_ragged: bool = False
     """True if the buffer takes fragments of any length."""
     buffer: str = ""
