@@ -33,8 +33,8 @@ class BufferLimits(Settings):
     """Name of a number of sequences, such as reward: a group is dropped if all its members have the
     same. Empty: none is."""
     groups_per_version: int | None = setting(None, environment=False, ge=0)
-    """Groups that the learner takes for each version: so many tickets are given for each. 0: none
-    are given."""
+    """Groups, or chunks, that the learner takes for each version: so many tickets are given for
+    each. 0: none are given."""
     lead_versions: int | None = setting(None, environment=False, ge=0)
     """Versions that groups with tickets may be ahead of the learner."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
