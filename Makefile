@@ -17,7 +17,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos release release-rehearsal simulate crowd scaling fuzz bench bench-core bench-peers bench-grpcio chaos crossings endings learn-check freshness beside-learners smoke dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos release release-rehearsal simulate crowd scaling fuzz bench bench-core bench-peers bench-grpcio chaos crossings endings learn-check freshness beside-learners paced-groups smoke dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -183,6 +183,9 @@ freshness: $(VENV)/.ready  ## What the age of data does to learning; goes on whe
 
 beside-learners: $(VENV)/.ready  ## The reference PPO beside Stable-Baselines3's and CleanRL's; goes on where it was ended; about two hours
 	$(BIN)/python -m bench.beside_learners $(ARGS)
+
+paced-groups: $(VENV)/.ready  ## Tickets and `stale` by processes that sleep, beside a simulation of the rules; about six minutes a seed
+	$(BIN)/python -m bench.paced_groups $(ARGS)
 
 smoke: $(VENV)/.ready  ## Does each target still run? Those that no test runs, as small as can be; minutes
 	$(BIN)/python scripts/smoke.py $(ARGS)

@@ -49,6 +49,7 @@ SMALLEST: tuple[tuple[str, ...], ...] = (
     ("bench-peers", "ARGS=--once --out build/smoke"),
     ("freshness", "ARGS=--tasks CartPole --seeds 1 --updates 1 --out build/smoke/freshness.csv"),
     ("beside-learners", "ARGS=--seeds 1 --cases 0 --steps 4096 --out build/smoke/beside.csv"),
+    ("paced-groups", "ARGS=--seeds 1 --updates 2"),
     (
         "learn-check",
         "ARGS=--seeds 0 --only CartPole-v1 --target-return 12 --limit-s 100 --out build/smoke/runs "

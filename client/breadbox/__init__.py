@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from breadbox.model.types import ReleaseMode as ReleaseMode
     from breadbox.model.types import SampleToInsertRatio as SampleToInsertRatio
     from breadbox.model.types import SchemaPolicy as SchemaPolicy
+    from breadbox.model.types import StaleBy as StaleBy
     from breadbox.model.types import StalePolicy as StalePolicy
     from breadbox.writing.appender import Appender as Appender
     from breadbox.writing.appender import AppenderOptions as AppenderOptions
@@ -72,7 +73,7 @@ _HOMES = {
     "model.types": """
         AdmissionOutcome AssemblyPolicy BufferConfig EpisodeEnd EpisodeReport FragmentMetadata
         FullPolicy LeaseExpiryPolicy MinimumChunks ReleaseMode SampleToInsertRatio SchemaPolicy
-        StalePolicy
+        StaleBy StalePolicy
     """,
 }
 _MODULES = ("aio", "errors", "types")

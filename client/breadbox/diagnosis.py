@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.sizes import counted
-from breadbox.model.types import AssemblyPolicy, BufferDescription, FullPolicy
+from breadbox.model.types import AssemblyPolicy, BufferDescription, FullPolicy, StalePolicy
 from breadbox.shared.step_ends import LEFT_OUT_SHARE, left_out, left_out_text, slow_advice
 
 GROUPS_JUDGED_MIN = 8
@@ -18,7 +18,7 @@ class Diagnosis:
 
     cause: str
     """One of OUTAGE, NO_SESSION, HOLD, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT,
-    LEASES, LEFT_OUT, QUEUE, TOO_FEW, LIMITER, NONE."""
+    LEASES, OLDER, LEFT_OUT, QUEUE, TOO_FEW, LIMITER, NONE."""
     headline: str
     """A sentence with the numbers."""
     advice: tuple[str, ...]
@@ -100,6 +100,7 @@ def diagnose(
     if judgement is None and (is_short or seen.state.waiting_reason):
         judgement = (
             _leases(seen)
+            or _older(seen)
             or _little_comes(seen)
             or _left_out(seen)
             or _too_few(seen, needed)
@@ -232,6 +233,26 @@ def _leases(seen: _Seen) -> _Judgement | None:
         [
             "Leave `with client.fetch(...)` blocks sooner, or release leases by hand.",
             "Raise leases_max, or shorten lease_s if learners die with leases.",
+        ],
+    )
+
+
+def _older(seen: _Seen) -> _Judgement | None:
+    """Where `stale` is wait: for what a fetch waits although there are enough chunks for it."""
+    is_enough = seen.state.chunk_count >= (seen.config.groups_per_version or 0)
+    if (
+        seen.config.stale is not StalePolicy.WAIT
+        or not (seen.state.waiter_count and is_enough)
+        or not seen.state.waiting_reason
+    ):
+        return None
+    return (
+        "OLDER",
+        f"A fetch waits for what is older: {seen.state.waiting_reason}.",
+        [
+            "If its producer is slow, there is nothing to do; with a higher staleness_max fetches "
+            "wait less.",
+            "If its producer hangs, end it: the wait ends with its ticket, or with the group.",
         ],
     )
 

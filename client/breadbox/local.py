@@ -19,6 +19,7 @@ from breadbox.model.types import (
     FullPolicy,
     LeaseExpiryPolicy,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 from breadbox.shared.child_processes import owned_environment
@@ -47,6 +48,7 @@ class ServerOptions(TypedDict, total=False):
     drop_equal: str
     tag: str
     stale: StalePolicy | str
+    stale_by: StaleBy | str
     groups_per_version: int
     lead_versions: int
     required_parts: str

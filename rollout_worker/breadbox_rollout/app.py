@@ -17,6 +17,7 @@ from breadbox.model.errors import PERMANENT, InvalidRequestError, ReplayBufferEr
 from breadbox.model.types import FragmentMetadata, PayloadReference
 from breadbox.payload.codecs import parse_codec
 from breadbox.transport import heartbeat
+from breadbox.writing.pacing import Pacer
 from breadbox.writing.reporting import EpisodeReporter
 from breadbox_policies import PolicyModule, compute_repeatably
 from breadbox_rollout.acting.agents import (
@@ -170,6 +171,7 @@ class _Chain:
             fragments_max=settings.queue_fragments_max,
             bytes_max=settings.queue_bytes,
             gave_up=lambda: reporter.close(0.0),
+            pacer=Pacer(client) if settings.pace else None,
         )
         self.player = Player(
             make_policy,

@@ -88,6 +88,9 @@ class RolloutSettings(PlaySettings, Connection):
     """Make vector environments of a Gymnasium id, as gymnasium.make_vec does."""
     fragment_steps: int = setting(32, ge=1)
     """Steps of a fragment."""
+    pace: bool = False
+    """Begin a fragment only with a ticket for it, so that the buffer can wait for a slow
+    environment (docs/slow-workers.md). The buffer needs --groups-per-version."""
     batch_envs: int | None = setting(None, ge=1)
     """Environments of a full inference batch. Default: half or all, whichever is faster."""
     batch_wait_s: float = setting(0.02, ge=0)
@@ -168,6 +171,7 @@ class RolloutSettings(PlaySettings, Connection):
             batch_envs=(None, "all environments act in each round"),
             rebuild_interval_s=(0.0, "it goes by the clock"),
             memory_limit=(0, "it replaces environments in the middle of episodes"),
+            pace=(False, "it makes one batch with each version"),
         )
         if self.fragments_per_batch % self.num_envs:
             raise InvalidRequestError(

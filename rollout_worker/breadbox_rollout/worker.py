@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 """Longest wait of the loop before it checks if it shall stop."""
+_TICKET_POLL_S = 0.01
+"""The same while an environment waits for a ticket."""
 _SAY_WAITING_FIRST_S = 1.0
 """Shorter waits than this at the start are not logged."""
 _SAY_WAITING_S = 10.0
@@ -79,6 +81,8 @@ class RolloutWorker:
         fixed_count = settings.batch_envs or settings.rounds_per_version
         self._batch_size = None if fixed_count else BatchSize(env_count)
         self._ready = ReadyQueue(settings.batch_envs or env_count, settings.batch_wait_s)
+        self._unpaced: list[int] = []
+        """Groups that have answered, and may not act yet."""
         self._stop = threading.Event()
         self._waits_for = ""
         """The reason of the present wait that was logged, or empty."""
@@ -219,6 +223,8 @@ class RolloutWorker:
         patience_s = self._patience_s()
         # Without a session nothing is urgent; otherwise wait no longer than a batch may.
         wait_s = _POLL_S if patience_s is None else patience_s
+        if self._unpaced:
+            wait_s = min(wait_s, _TICKET_POLL_S)
         if not self._in_session and self._are_seated:
             wait_s = 0.0  # The loop waits for a session instead.
         events = self._pool.poll(wait_s)
@@ -230,13 +236,26 @@ class RolloutWorker:
                 self._group_ready(event)
             else:
                 self._group_failed(event)
+        if self._are_seated:
+            self._let_act()
 
     def _group_ready(self, event: GroupReady) -> None:
         if event.notes is not None:
             self._read_notes(event.group, event.notes)
         for part, player in enumerate(self._players):
             self.stats.returns += player.read(event.group, self._pool.arrays(event.group, part))
-        self._ready.add(event.group, len(self._pool.groups[event.group]), now=self._clock())
+        for part, player in enumerate(self._players):
+            for fragment in player.cut_full(event.group, self._pool.arrays(event.group, part)):
+                self._put(player, fragment)
+        self._unpaced.append(event.group)
+
+    def _let_act(self) -> None:
+        """Let the groups act of which each row has a ticket, where rows need one."""
+        for group in list(self._unpaced):
+            # All players are asked, so that each asks for its tickets.
+            if all([player.may_act(group) for player in self._players]):
+                self._unpaced.remove(group)
+                self._ready.add(group, len(self._pool.groups[group]), now=self._clock())
 
     def _read_notes(self, group: int, notes: dict[str, Any]) -> None:
         for failure in notes["failures"]:
@@ -262,6 +281,8 @@ class RolloutWorker:
                 "one begins other episodes: start worker and learner anew"
             )
         self._ready.remove(event.group)
+        if event.group in self._unpaced:
+            self._unpaced.remove(event.group)
         if self._recordings is not None:
             for env_index in self._pool.groups[event.group]:
                 self._recordings.clean(env_index)

@@ -23,6 +23,7 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     MinimumChunks,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
@@ -117,6 +118,7 @@ class Settings(LogSettings, BufferLimits):
     half of its file system, of one over 1 GiB all but 512 MiB."""
     staleness_max: int = _DEFAULTS.staleness_max
     stale: StalePolicy = _DEFAULTS.stale
+    stale_by: StaleBy = _DEFAULTS.stale_by
     uses_max: int = _DEFAULTS.uses_max
     full_policy: FullPolicy = _DEFAULTS.full_policy
     remover: _Sampler = setting(_DEFAULTS.remover, metavar="NAME")

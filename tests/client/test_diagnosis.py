@@ -14,6 +14,7 @@ from breadbox.model.types import (
     BufferState,
     FullPolicy,
     OpenGroup,
+    StalePolicy,
     TaggedGroups,
 )
 
@@ -52,6 +53,26 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
         "LEASES",
         buffer(lease_count=8, chunk_count=50, waiting_reason="8 leases are alive"),
         ["8 leases", "leases_max"],
+    ),
+    (
+        "OLDER",
+        buffer(
+            config={"stale": StalePolicy.WAIT, "groups_per_version": 8},
+            chunk_count=9,
+            waiter_count=1,
+            waiting_reason="group 'x', begun at version 3, is not complete",
+        ),
+        ["group 'x'", "version 3"],
+    ),
+    (
+        "NOTHING_ARRIVES",
+        buffer(
+            config={"stale": StalePolicy.WAIT, "groups_per_version": 8},
+            chunk_count=7,
+            waiter_count=1,
+            waiting_reason="7 chunks are held and 8 are needed",
+        ),
+        ["7 chunks"],
     ),
     ("NOTHING_ARRIVES", buffer(chunk_count=3, worker_count=2), ["10.0 s", "3 chunks", "2 workers"]),
     (

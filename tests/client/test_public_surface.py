@@ -42,6 +42,7 @@ PUBLIC = [
     "SchemaPolicy",
     "Sequence",
     "ServerOptions",
+    "StaleBy",
     "StalePolicy",
     "StepWriter",
     "Tls",

@@ -25,13 +25,13 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     MinimumChunks,
     SampleToInsertRatio,
+    StaleBy,
     StalePolicy,
 )
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.errors import (
     DomainError,
     FetchExceedsCapacityError,
-    InvalidArgumentError,
 )
 from breadbox_server.core.model.events import (
     Event,
@@ -49,7 +49,7 @@ from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId, W
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragments,
-    CancelFetch,
+    CancelRequest,
     DropPayloads,
     EndSession,
     Fetch,
@@ -83,7 +83,8 @@ from breadbox_server.journal.encoding.codec import (
 )
 from breadbox_server.journal.storage.interface import BEGINNING
 from core.naive_groups import NaiveGroups
-from core.naive_model import NaiveBuffer, NaiveGrant, NaiveReservation, identity
+from core.naive_model import NaiveGrant, NaiveReservation, identity
+from core.naive_tickets import NaiveTickets
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 from support.snapshots import held_chunks, snapshot_of
@@ -113,7 +114,11 @@ def make_config(
     )
     size = fragments_per_chunk or choose([1, 2, 3])
     assembly, few = choose(assemblies), choose([0, 0, 1, 2])
-    groups_per_version = choose([0, 1, 2])
+    stale = choose([StalePolicy.EVICT] * 4 + [StalePolicy.KEEP] + [StalePolicy.WAIT] * 2)
+    waits = stale is StalePolicy.WAIT
+    groups_per_version = choose([1, min(2, capacity_chunks)] if waits else [0, 1, 2])
+    staleness_max = choose([2, 1, 0])
+    may_lead = groups_per_version == 1 and (not waits or min(staleness_max, capacity_chunks - 1))
     return BufferConfig(
         fragments_per_chunk=size,
         assembly=assembly,
@@ -121,11 +126,12 @@ def make_config(
         group_min=min(size, few),
         capacity_chunks=capacity_chunks,
         capacity_bytes=choose([1000, 24, 12, 1000]),
-        staleness_max=choose([2, 1, 0]),
-        stale=choose([StalePolicy.EVICT] * 4 + [StalePolicy.KEEP]),
+        staleness_max=staleness_max,
+        stale=stale,
+        stale_by=choose([StaleBy.OLDEST, StaleBy.OLDEST, StaleBy.NEWEST]),
         groups_per_version=groups_per_version,
-        lead_versions=choose([0, 1]) if groups_per_version == 1 else 0,
-        uses_max=choose([1, 2, 3]),
+        lead_versions=choose([0, 1]) if may_lead else 0,
+        uses_max=1 if waits else choose([1, 2, 3]),
         full_policy=choose([FullPolicy.EVICT, FullPolicy.EVICT, FullPolicy.BLOCK]),
         lease_expiry_policy=choose(list(LeaseExpiryPolicy)),
         lease_s=choose([5.0, 2.0, 1.0]),
@@ -184,7 +190,7 @@ class BufferMachine(RuleBasedStateMachine):
     def begin(self, config: BufferConfig, run_lengths: list[int]) -> None:
         self.buffers = self.make_buffers(config)
         groups = config.assembly is AssemblyPolicy.GROUPS
-        self.model = NaiveGroups(config) if groups else NaiveBuffer(config)
+        self.model: NaiveTickets = NaiveGroups(config) if groups else NaiveTickets(config)
         self.start_session("s0", None)
         for worker, length in zip(WORKERS, run_lengths, strict=True):
             self.append_run(worker, length, 1)
@@ -604,7 +610,7 @@ class BufferMachine(RuleBasedStateMachine):
         callers = [c.caller_id for w in self.model.waiters for c in w.callers]
         caller_id = self.pick(callers, pick)
         self.model.remove_caller(caller_id)
-        self.apply(CancelFetch(B, caller_id))
+        self.apply(CancelRequest(B, caller_id))
 
     # Tickets
 
@@ -617,11 +623,10 @@ class BufferMachine(RuleBasedStateMachine):
         self.request_count += 1
         self.ask_tickets(f"t{self.request_count}", count, max_wait_s, lease_s)
 
-    @precondition(lambda self: isinstance(self.model, NaiveGroups) and bool(self.model.tickets))
+    @precondition(lambda self: self.model.tickets)
     @rule(pick=PICKS)
     def take_tickets_again(self, pick: int) -> None:
         """A retry of a request that was given tickets, or that waits."""
-        assert isinstance(self.model, NaiveGroups)
         known = [each.request_id for each in self.model.tickets]
         known += [each.request_id for each in self.model.ticket_waiters]
         self.ask_tickets(self.pick(known, pick), 1, 1.0, 4.0)
@@ -635,9 +640,6 @@ class BufferMachine(RuleBasedStateMachine):
             lease_s=lease_s,
         )
         groups = self.model
-        if not isinstance(groups, NaiveGroups):
-            self.apply(take, InvalidArgumentError)
-            return
         expected = groups.expect_tickets(take)
         if not isinstance(expected, str):
             self.apply(take, expected)
@@ -658,22 +660,17 @@ class BufferMachine(RuleBasedStateMachine):
 
     def ticket_group(self, pick: int) -> str:
         """The group of a ticket, that there is or was."""
-        assert isinstance(self.model, NaiveGroups)
         held = [each.group for each in self.model.tickets]
         return self.pick([*held, *held, *held, "ticket-1", "ticket-99", "a0"], pick)
 
-    @precondition(lambda self: isinstance(self.model, NaiveGroups))
     @rule(pick=PICKS, lease_s=st.sampled_from([None, None, 2.0]))
     def renew_ticket(self, pick: int, lease_s: float | None) -> None:
-        assert isinstance(self.model, NaiveGroups)
         name = self.ticket_group(pick)
         error = self.model.renew_ticket(name, lease_s, self.now)
         self.apply(RenewTicket(B, WorkerId(name), lease_s), error)
 
-    @precondition(lambda self: isinstance(self.model, NaiveGroups))
     @rule(pick=PICKS, member=st.sampled_from([None, 0, 1, 2]))
     def give_back_ticket(self, pick: int, member: int | None) -> None:
-        assert isinstance(self.model, NaiveGroups)
         name = self.ticket_group(pick)
         error = self.model.give_back_ticket(name, member, self.now)
         self.apply(GiveBackTicket(B, WorkerId(name), member), error)
@@ -694,19 +691,15 @@ class BufferMachine(RuleBasedStateMachine):
         name, session = self.ticket_group(pick), self.model.session or "s0"
         self.offer(make_fragment(name, member, session_id=session, version=version))
 
-    @precondition(
-        lambda self: isinstance(self.model, NaiveGroups) and bool(self.model.ticket_waiters)
-    )
+    @precondition(lambda self: self.model.ticket_waiters)
     @rule(pick=PICKS)
     def cancel_tickets(self, pick: int) -> None:
-        assert isinstance(self.model, NaiveGroups)
         callers = [c.caller_id for w in self.model.ticket_waiters for c in w.callers]
         caller_id = self.pick(callers, pick)
         self.model.remove_ticket_caller(caller_id)
-        self.apply(CancelFetch(B, caller_id))
+        self.apply(CancelRequest(B, caller_id))
 
     def follow_tickets(self, event: TicketsTaken | TicketWaitElapsed) -> None:
-        assert isinstance(self.model, NaiveGroups)
         if isinstance(event, TicketWaitElapsed):
             assert self.model.free_tickets <= 0, "elapsed beside a free ticket"
             caller = self.model.remove_ticket_caller(event.caller_id)
@@ -725,7 +718,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule()
     def cancel_a_caller_that_does_not_wait(self) -> None:
-        self.apply(CancelFetch(B, CallerId(10**9)))
+        self.apply(CancelRequest(B, CallerId(10**9)))
 
     @precondition(lambda self: self.told_leases)
     @rule(pick=PICKS, mode=st.sampled_from(ReleaseMode))
@@ -776,7 +769,8 @@ class BufferMachine(RuleBasedStateMachine):
     def update(self, config: BufferConfig, keeps_length: bool) -> None:
         assembly = self.model.config.assembly
         name = config.drop_equal if assembly is AssemblyPolicy.GROUPS else ""
-        config = dataclasses.replace(config, assembly=assembly, drop_equal=name)
+        by = self.model.config.stale_by
+        config = dataclasses.replace(config, assembly=assembly, drop_equal=name, stale_by=by)
         if keeps_length:
             fragments_per_chunk = self.model.config.fragments_per_chunk
             config = dataclasses.replace(
@@ -912,7 +906,7 @@ class BufferMachine(RuleBasedStateMachine):
                     self.follow_tickets(event)
                 case _:
                     pass
-        if isinstance(self.model, NaiveGroups) and self.model.ticket_waiters:
+        if self.model.ticket_waiters:
             assert self.model.free_tickets <= 0, "a request waits beside a free ticket"
         self.check_steps()
         assert not refused, "some of those who asked for the same were not told"
@@ -1018,6 +1012,7 @@ class BufferMachine(RuleBasedStateMachine):
             for place, each in queue._positions.items()  # noqa: SLF001 - shown nowhere
         ]
         assert line == [(identity(p.fragment), p.caller_id, p.is_called) for p in model.line]
+        self.tickets_look_like_the_model(model)
         if isinstance(model, NaiveGroups):
             self.looks_like_the_model_of_groups(model)
         uses = seen.counters["uses"] - seen.counters["chunks_returned"]
@@ -1030,13 +1025,22 @@ class BufferMachine(RuleBasedStateMachine):
         counters = self.buffers.describe(B, now=self.now).counters
         names = [name for name in counters if name.startswith("groups_")]
         assert model.end_count == sum(counters[name] for name in names)
+
+    def tickets_look_like_the_model(self, model: NaiveTickets) -> None:
+        counters = self.buffers.describe(B, now=self.now).counters
         taken = snapshot_of(self.buffers, B)
         held = [
-            (each.group, each.request_id, each.expires_at, each.given_back)
+            (each.group, each.request_id, each.model_version, each.expires_at, each.given_back)
             for each in taken.tickets
         ]
         assert held == [
-            (each.group, each.request_id, each.expires_at, tuple(sorted(each.given_back)))
+            (
+                each.group,
+                each.request_id,
+                each.version,
+                each.expires_at,
+                tuple(sorted(each.given_back)),
+            )
             for each in model.tickets
         ]
         ended = {name: counters[f"tickets_ended_{name}"] for name in model.tickets_ended}
@@ -1050,13 +1054,12 @@ class BufferMachine(RuleBasedStateMachine):
         for waiter in list(self.model.waiters):
             for caller in list(waiter.callers):
                 if self.model.remove_caller(caller.caller_id):
-                    self.apply(CancelFetch(B, caller.caller_id))
-        for waiter in list(getattr(self.model, "ticket_waiters", ())):
+                    self.apply(CancelRequest(B, caller.caller_id))
+        for waiter in list(self.model.ticket_waiters):
             for caller in list(waiter.callers):
-                self.apply(CancelFetch(B, caller.caller_id))
+                self.apply(CancelRequest(B, caller.caller_id))
             waiter.callers.clear()
-        if isinstance(self.model, NaiveGroups):
-            self.model.ticket_waiters.clear()
+        self.model.ticket_waiters.clear()
         self.model.end(self.model.session)
         if self.buffers[B].model.session_id:
             self.apply(EndSession(B, self.buffers[B].model.session_id))

@@ -1,132 +1,42 @@
 """The rules of groups, in the naive model's plain lists: what is a worker there is a group here."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.config import FullPolicy
 from breadbox_server.core.model.errors import (
     DomainError,
     InvalidArgumentError,
     TicketNotFoundError,
-    WaitersFullError,
     WorkersFullError,
 )
-from breadbox_server.core.model.ids import CallerId, PayloadId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, TakeTickets
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
 from core.naive_model import (
-    NaiveBuffer,
-    NaiveCaller,
     NaiveChunk,
-    NaiveGrant,
-    NaiveLease,
     NaiveTail,
-    NaiveWaiter,
     NaiveWorker,
 )
+from core.naive_tickets import NaiveTicket, NaiveTickets
 
 
-@dataclass
-class NaiveTicket:
-    group: str
-    request_id: str
-    lease_s: float
-    expires_at: float
-    reported_count: int = 1
-    given_back: set[int] = field(default_factory=set)
-
-
-class NaiveGroups(NaiveBuffer):
+class NaiveGroups(NaiveTickets):
     is_in_order = False
     why_evicted = "evicted"
     end_count = 0
     touch_count = 0
 
-    def __init__(self, config: BufferConfig) -> None:
-        super().__init__(config)
-        self.tickets: list[NaiveTicket] = []
-        self.ticket_waiters: list[NaiveWaiter] = []
-        self.given_count = 0
-        self.tickets_ended = Counter[str]()
-        self.delivered_at: list[tuple[str, str, int]] = []
-        """Session, request and version of each use that was granted, and not given back."""
-        self.granted_at: dict[str, int] = {}
-
     # Tickets
 
-    def find_ticket(self, name: str) -> NaiveTicket | None:
-        return next((each for each in self.tickets if each.group == name), None)
-
     @property
-    def free_tickets(self) -> int:
-        if not self.session:
-            return 0
-        begun = [name for name, group in self.workers.items() if group.open]
-        unbegun = [each for each in self.tickets if each.group not in begun]
-        now = [each for each in self.delivered_at if each[::2] == (self.session, self.version)]
-        taken = len(begun) + len(unbegun) + len(self.held) + len(now)
-        versions = self.config.lead_versions + 1
-        return versions * self.config.groups_per_version - taken
-
-    def expect_tickets(self, take: TakeTickets) -> type[DomainError] | str:
-        if not self.config.groups_per_version:
-            return InvalidArgumentError
-        if any(each.request_id == take.request_id for each in self.tickets):
-            return "repeated"
-        is_known = any(each.request_id == take.request_id for each in self.ticket_waiters)
-        if not is_known and len(self.ticket_waiters) >= self.config.waiters_max:
-            return WaitersFullError
-        return "asks"
-
-    def wait_for_ticket(self, take: TakeTickets, caller_id: CallerId) -> None:
-        known = [each for each in self.ticket_waiters if each.request_id == take.request_id]
-        if not known:
-            known = [NaiveWaiter(take.request_id, take.ticket_count, 1)]
-            self.ticket_waiters += known
-        known[0].callers.append(NaiveCaller(caller_id, 0, take.deadline_at, take.lease_s))
-
-    def give_tickets(self, now: float, series: str) -> list[str]:
-        """Give tickets to the head of the queue; returns the names of their groups."""
-        head = self.ticket_waiters.pop(0)
-        names: list[str] = []
-        number = self.given_count
-        count = min(self.free_tickets, head.fragment_count)
-        while len(names) < count:
-            number += 1
-            name = f"{series}-{number}"
-            if name not in self.workers and self.find_ticket(name) is None:
-                names.append(name)
-        self.given_count += count
-        lease_s = max(each.lease_s or 0.0 for each in head.callers)
-        shared = head.request_id, lease_s, now + lease_s, len(head.callers)
-        self.tickets += [NaiveTicket(name, *shared) for name in names]
-        return names
-
-    def remove_ticket_caller(self, caller_id: CallerId) -> NaiveCaller | None:
-        for waiter in self.ticket_waiters:
-            for caller in waiter.callers:
-                if caller.caller_id == caller_id:
-                    waiter.callers.remove(caller)
-                    if not waiter.callers:
-                        self.ticket_waiters.remove(waiter)
-                    return caller
-        return None
-
-    def end_ticket(self, name: str, reason: str) -> None:
-        ticket = self.find_ticket(name)
-        if ticket is not None:
-            self.tickets.remove(ticket)
-            self.tickets_ended[reason] += 1
-
-    def renew_ticket(
-        self, name: str, lease_s: float | None, now: float
-    ) -> type[DomainError] | None:
-        ticket = self.find_ticket(name)
-        if ticket is None:
-            return TicketNotFoundError
-        ticket.expires_at = now + (lease_s or ticket.lease_s)
-        return None
+    def under_way(self) -> list[tuple[int, str]]:
+        """Version and name of each open group, and of each ticket of one without a member."""
+        versions = {each.group: [each.version] for each in self.tickets}
+        for name, group in self.workers.items():
+            if group.open:
+                versions.setdefault(name, []).extend(map(self.version_of, group.open))
+        return [(min(each), name) for name, each in versions.items()]
 
     def give_back_ticket(
         self, name: str, member: int | None, now: float
@@ -165,33 +75,10 @@ class NaiveGroups(NaiveBuffer):
         return group
 
     def expire_ticket(self, ticket: NaiveTicket) -> None:
-        self.end_ticket(ticket.group, "expired")
+        super().expire_ticket(ticket)
         group = self.workers.get(ticket.group)
         if group is None or not group.open:
             self.drop_group(self.remembered(ticket.group), "lost")
-
-    def grant(self, numbers: Sequence[int], lease_ids: Sequence[str], now: float) -> NaiveGrant:
-        grant = super().grant(numbers, lease_ids, now)
-        self.granted_at[grant.request_id] = self.version
-        use = (self.session, grant.request_id, self.version)
-        self.delivered_at += [use] * len(numbers)
-        return grant
-
-    def end_lease(self, grant: NaiveGrant, lease: NaiveLease, end: str, gives_back: bool) -> None:
-        use = (grant.session_id, grant.request_id, self.granted_at[grant.request_id])
-        for _ in lease.chunks if gives_back else ():
-            self.delivered_at.remove(use)
-        super().end_lease(grant, lease, end, gives_back)
-
-    @property
-    def is_empty(self) -> bool:
-        return super().is_empty and not self.tickets
-
-    def lose_callers(self) -> None:
-        super().lose_callers()
-        self.ticket_waiters.clear()
-        for ticket in self.tickets:
-            ticket.reported_count = 1
 
     # Ends of groups
 
@@ -245,7 +132,7 @@ class NaiveGroups(NaiveBuffer):
         is_full = group is None and len(self.workers) >= self.config.workers_max
         if is_full and self.idle_worker() is None:
             return WorkersFullError
-        if fragment.model_version_min < self.oldest_fresh:
+        if self.version_of(fragment) < self.oldest_fresh:
             return AdmissionOutcome.STALE
         return self.expect_fit(fragment, group, tail)
 
@@ -306,7 +193,7 @@ class NaiveGroups(NaiveBuffer):
         members = sorted(group.open, key=lambda each: each.fragment_index)
         group.open = []
         self.end_group(group, reason)
-        chunk = NaiveChunk(self.chunk_count, members)
+        chunk = NaiveChunk(self.chunk_count, members, min(map(self.version_of, members)))
         self.note_set(chunk)
         self.chunks.append(chunk)
         self.chunk_count += 1
@@ -328,9 +215,6 @@ class NaiveGroups(NaiveBuffer):
 
     def end(self, session: str) -> None:
         self.why_evicted = ""
-        if self.session and session == self.session:
-            self.tickets_ended["session_ended"] += len(self.tickets)
-            self.tickets.clear()
         super().end(session)
         self.why_evicted = "evicted"
 
@@ -341,7 +225,7 @@ class NaiveGroups(NaiveBuffer):
                 self.evict(chunk)
         self.why_evicted = "evicted"
         for group in self.workers.values():
-            if any(each.model_version_min < self.oldest_fresh for each in group.open):
+            if any(self.version_of(each) < self.oldest_fresh for each in group.open):
                 self.drop_group(group, "stale")
 
     def drop(self, payload_ids: Sequence[PayloadId]) -> int:

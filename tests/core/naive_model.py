@@ -13,6 +13,7 @@ from breadbox_server.core.model.config import (
     FullPolicy,
     LeaseExpiryPolicy,
     MinimumChunks,
+    StaleBy,
     StalePolicy,
 )
 from breadbox_server.core.model.errors import (
@@ -42,6 +43,8 @@ HELD, USED_UP, GONE = "held", "used_up", "gone"
 class NaiveChunk:
     number: int
     fragments: list[Fragment]
+    version: int
+    """From which its staleness counts."""
     uses: int = 0
     place: str = HELD
     leases: int = 0
@@ -53,10 +56,6 @@ class NaiveChunk:
 
     def __post_init__(self) -> None:
         self.priority = max(fragment.priority for fragment in self.fragments)
-
-    @property
-    def version(self) -> int:
-        return min(fragment.model_version_min for fragment in self.fragments)
 
     @property
     def size(self) -> int:
@@ -224,6 +223,14 @@ class NaiveBuffer:
             return 0
         return self.version - self.config.staleness_max
 
+    def version_of(self, fragment: Fragment) -> int:
+        by_newest = self.config.stale_by is StaleBy.NEWEST
+        return fragment.model_version_max if by_newest else fragment.model_version_min
+
+    @property
+    def draw_order(self) -> str:
+        return "oldest version" if self.config.stale is StalePolicy.WAIT else self.config.sampler
+
     @property
     def live_leases(self) -> list[NaiveLease]:
         return [lease for grant in self.grants for lease in grant.leases if not lease.end]
@@ -261,7 +268,15 @@ class NaiveBuffer:
 
     def may_grant(self, waiter: NaiveWaiter) -> bool:
         count = waiter.fragment_count // self.config.fragments_per_chunk
-        return self.holds(count) and self.has_leases(waiter.world_size) and self.may_draw(count)
+        return (
+            self.holds(count)
+            and self.has_leases(waiter.world_size)
+            and self.may_draw(count)
+            and self.waited_for(count) is None
+        )
+
+    def waited_for(self, count: int) -> str | None:
+        return None
 
     def may_grant_head(self) -> bool:
         return bool(self.waiters) and self.may_grant(self.waiters[0])
@@ -322,7 +337,7 @@ class NaiveBuffer:
             if chunk.version < self.oldest_fresh:
                 self.evict(chunk)
         for worker in self.workers.values():
-            while any(f.model_version_min < self.oldest_fresh for f in worker.open):
+            while any(self.version_of(f) < self.oldest_fresh for f in worker.open):
                 self.dispose([worker.open.pop(0)])
 
     def idle_worker(self) -> str | None:
@@ -354,7 +369,7 @@ class NaiveBuffer:
         is_full = worker is None and len(self.workers) >= self.config.workers_max
         if is_full and self.idle_worker() is None:
             return WorkersFullError
-        if fragment.model_version_min < self.oldest_fresh:
+        if self.version_of(fragment) < self.oldest_fresh:
             return AdmissionOutcome.STALE
         return self.expect_fit(fragment, worker, tail)
 
@@ -475,7 +490,7 @@ class NaiveBuffer:
 
     def is_outdated(self, position: NaivePosition) -> bool:
         is_of_now = bool(self.session) and position.fragment.session_id == self.session
-        return not is_of_now or position.fragment.model_version_min < self.oldest_fresh
+        return not is_of_now or self.version_of(position.fragment) < self.oldest_fresh
 
     def note_outdated(self) -> None:
         for position in self.line:
@@ -593,7 +608,8 @@ class NaiveBuffer:
         worker.open.append(fragment)
         worker.touched_at = now
         if closes:
-            chunk = NaiveChunk(self.chunk_count, worker.open)
+            version = min(map(self.version_of, worker.open))
+            chunk = NaiveChunk(self.chunk_count, worker.open, version)
             self.note_set(chunk)
             self.chunks.append(chunk)
             self.chunk_count += 1
@@ -638,6 +654,8 @@ class NaiveBuffer:
         match name:
             case "oldest_first":
                 return sorted(chunks, key=lambda chunk: chunk.number)
+            case "oldest version":
+                return sorted(chunks, key=lambda chunk: (chunk.version, chunk.number))
             case "newest_first":
                 return sorted(chunks, key=lambda chunk: -chunk.number)
             case "freshest_first":
@@ -650,7 +668,7 @@ class NaiveBuffer:
 
     def probability(self, chunk: NaiveChunk) -> float:
         """How likely a held chunk is to be drawn next."""
-        if self.in_order(self.config.sampler, []) is not None:
+        if self.in_order(self.draw_order, []) is not None:
             return 1.0
         even = 1 / len(self.held)
         if self.config.sampler == "uniform" or chunk.priority == 0.0:
@@ -660,11 +678,11 @@ class NaiveBuffer:
 
     def check_draw(self, drawn: list[NaiveChunk]) -> None:
         """Object to a draw that the sampler would not make."""
-        order = self.in_order(self.config.sampler, self.held)
+        order = self.in_order(self.draw_order, self.held)
         if order is not None:
             often = [chunk for chunk in order for _ in range(self.draws_left(chunk))]
             assert drawn == often[: len(drawn)], "not what comes first"
-        if self.config.sampler == "prioritised":
+        if self.draw_order == "prioritised":
             left_over = [
                 chunk
                 for chunk in self.held
@@ -937,13 +955,13 @@ class NaiveBuffer:
         """Change the limits, and give the callers that are turned away, or why it is refused."""
         if config.fragments_per_chunk != self.config.fragments_per_chunk and not self.is_empty:
             return InvalidArgumentError
-        was = (self.config.sampler, self.config.priority_exponent)
-        if was != (config.sampler, config.priority_exponent):
+        was, waits = self.config, StalePolicy.WAIT
+        order = config.sampler, config.priority_exponent, config.stale is waits
+        if order != (was.sampler, was.priority_exponent, was.stale is waits):
             for chunk in self.held:
                 self.set_count += 1
                 chunk.set_at = self.set_count
-        was = (self.config.remover, self.config.priority_exponent)
-        if was != (config.remover, config.priority_exponent):
+        if (was.remover, was.priority_exponent) != (config.remover, config.priority_exponent):
             for chunk in self.held:
                 self.set_count += 1
                 chunk.set_at_for_remover = self.set_count

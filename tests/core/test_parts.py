@@ -149,7 +149,7 @@ def test_chunks_that_come_and_go_behind_one_that_stays_leave_nothing_in_any_orde
 
 def test_fetches_that_come_and_go_behind_one_that_stays_leave_nothing_in_the_order() -> None:
     for remove in ("waiter", "caller"):
-        queue = WaiterQueue()
+        queue = WaiterQueue[Waiter]()
         for number in range(CHURN):
             waiter = Waiter(RequestId(f"r{number}"), 1, 1)
             caller = Caller(

@@ -7,6 +7,7 @@ is required, with the numbers of all that was attached to it.
 import json
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from breadbox_server.core.model.events import FetchGranted, PayloadsDisposable
 from breadbox_server.core.model.ids import FragmentIndex, PayloadId, RequestId, SessionId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
+    Appended,
     AppendFragments,
     DropMembers,
     DropPayloads,
@@ -93,7 +95,7 @@ class Simulation:
                 left = fragments[len(outcomes) :]
                 offered = self.buffers.apply(Offer(B, left), now=self.now)
                 there = [self.rng.random() < 0.9 for each in offered.answers if each is None]
-                settled = iter(())  # type: ignore[var-annotated]
+                settled: Iterator[Appended | None] = iter(())
                 if offered.reservation_id is not None:
                     settle = Settle(B, offered.reservation_id, there)
                     settled = iter(self.buffers.apply(settle, now=self.now))

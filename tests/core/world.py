@@ -13,7 +13,7 @@ from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
     AppendFragments,
-    CancelFetch,
+    CancelRequest,
     DropPayloads,
     Fetch,
     Fragment,
@@ -149,7 +149,7 @@ class World:
         return self.buffers[DEFAULT_BUFFER].prepared(RequestId(request_id))
 
     def cancel(self, caller_id: CallerId) -> None:
-        self.buffers.apply(CancelFetch(DEFAULT_BUFFER, caller_id), now=self.now)
+        self.buffers.apply(CancelRequest(DEFAULT_BUFFER, caller_id), now=self.now)
 
     def release(self, lease_id: LeaseId, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         self.buffers.apply(ReleaseLease(DEFAULT_BUFFER, lease_id, mode), now=self.now)

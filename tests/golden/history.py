@@ -11,6 +11,7 @@ from breadbox_server.core.model.config import (
     LeaseExpiryPolicy,
     SampleToInsertRatio,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -245,6 +246,7 @@ class _Act:
             assembly=AssemblyPolicy.GROUPS,
             group_min=2,
             stale=StalePolicy.KEEP,
+            stale_by=StaleBy.NEWEST,
             groups_per_version=4,
             lead_versions=1,
         )

@@ -113,6 +113,33 @@ def test_a_worker_beside_a_resumed_learner_acts_with_its_weights_or_not_at_all(
     assert {96} == versions
 
 
+def test_a_paced_worker_holds_a_ticket_for_each_environment_and_loses_no_fragment(
+    tmp_path: Path,
+) -> None:
+    policy = policy_weights(make_policy("mlp", *_spaces("CartPole-v1")))
+    limits = ["--stale", "wait", "--groups-per-version", "8", "--lead-versions", "2"]
+    server = ServerProcess("--store", f"file://{tmp_path}/store", *limits, log=tmp_path / "log")
+    arguments = ["--env", "CartPole-v1", "--policy", "mlp", "--fragment-steps", "8", "--pace"]
+    with server, breadbox.connect(server.address) as client:
+        client.start_session("s")
+        client.publish("s", 1, policy)
+        with worker_process(server.address, tmp_path / "worker.log", *arguments, "--num-envs", "4"):
+            for version in range(2, 6):
+                with client.fetch(fragment_count=8, max_wait_s=WAIT_S) as lease:
+                    staleness = [each.staleness_when_granted for each in lease.references]
+                assert 2 >= max(staleness)
+                # All tickets of the version are taken: nobody steps until it is published.
+                eventually_sync(
+                    lambda: client.get_buffer().state.ticket_waiting_reason != "", within_s=WAIT_S
+                )
+                client.publish("s", version, policy)
+        counters = client.get_buffer().state.counters
+        left = client.get_buffer().state.ticket_count
+    assert 0 == left, "given back at the end"
+    assert (0, 0) == (counters["fragments_stale"], counters["chunks_evicted_stale"])
+    assert counters["tickets_given"] >= counters["fragments_admitted"] >= 4 * 8
+
+
 def run_to_its_end(address: str, log: Path, *arguments: str) -> tuple[int, str]:
     """Run a worker that ends by itself; gives its exit code and what it said."""
     command = [sys.executable, "-m", "breadbox.cli.main", "rollout", "--server", address]

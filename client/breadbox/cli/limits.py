@@ -7,6 +7,7 @@ from breadbox.model.types import (
     FullPolicy,
     LeaseExpiryPolicy,
     SchemaPolicy,
+    StaleBy,
     StalePolicy,
 )
 from breadbox.v1 import buffer_pb2
@@ -44,8 +45,8 @@ class BufferLimits(Settings):
     """Name of a number or text of sequences, such as task: stats, metrics and breadbox explain say
     what became of groups by it. Empty: by none."""
     groups_per_version: int | None = setting(None, environment=False, ge=0)
-    """Groups that the learner takes for each version: so many tickets are given for each. 0: none
-    are given."""
+    """Groups, or chunks, that the learner takes for each version: so many tickets are given for
+    each. 0: none are given."""
     lead_versions: int | None = setting(None, environment=False, ge=0)
     """Versions that groups with tickets may be ahead of the learner."""
     required_parts: str | None = setting(None, environment=False)
@@ -87,7 +88,11 @@ class BufferLimits(Settings):
     """Make a chunk of consecutive fragments of one worker, or of a group's members, in any order
     and from any worker; can be changed only without a session."""
     stale: StalePolicy | None = setting(None, environment=False)
-    """Evict what is staler than --staleness-max, or deliver it late, and count it."""
+    """Evict what is staler than --staleness-max; or deliver it late, and count it; or let fetches
+    wait so that nothing becomes so."""
+    stale_by: StaleBy | None = setting(None, environment=False)
+    """Count staleness from the oldest or the newest step or token of a fragment; can be changed
+    only without a session."""
     full_policy: FullPolicy | None = setting(None, environment=False)
     """When there is no room: evict chunks, or let producers wait."""
     schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)

@@ -11,11 +11,14 @@ def checked_columns(columns: object) -> tuple[str, ...] | None:
     """Return the paths of columns, or raise InvalidRequestError if they are no list of texts."""
     if columns is None:
         return None
-    is_list = isinstance(columns, Collection) and not isinstance(columns, str | bytes)
-    if not is_list or not all([isinstance(each, str) for each in columns]):
-        hint = f'["{columns}"]' if isinstance(columns, str) else '["obs.image"]'
-        raise InvalidRequestError("columns", f"must be a list such as {hint}, got {columns!r:.100}")
-    return tuple(columns)
+    if (
+        isinstance(columns, Collection)
+        and not isinstance(columns, str | bytes)
+        and all([isinstance(each, str) for each in columns])
+    ):
+        return tuple(columns)
+    hint = f'["{columns}"]' if isinstance(columns, str) else '["obs.image"]'
+    raise InvalidRequestError("columns", f"must be a list such as {hint}, got {columns!r:.100}")
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -61,6 +61,17 @@ class StalePolicy(Enum):
     """They are evicted, and fragments that come as stale are refused as STALE."""
     KEEP = "keep"
     """They are delivered late, and counted."""
+    WAIT = "wait"
+    """They are evicted, but fetches wait so that none becomes stale; see docs/agents.md."""
+
+
+class StaleBy(Enum):
+    """From which of its versions a fragment's staleness counts at the server."""
+
+    OLDEST = "oldest"
+    """That of its oldest step or token."""
+    NEWEST = "newest"
+    """That of its newest step or token."""
 
 
 class SchemaPolicy(Enum):
@@ -399,6 +410,13 @@ class BufferConfig:
     lead_versions: int | None = None
     required_parts: Sequence[str] | str | None = None
     """Parts with which a member is complete, such as `("tokens", "reward")`."""
+    stale_by: StaleBy | None = None
+
+    @property
+    def lag_max(self) -> int | None:
+        """Versions that may pass while a fragment is filled, or None if there is no bound."""
+        is_bound = self.stale is not StalePolicy.KEEP and self.stale_by is not StaleBy.NEWEST
+        return self.staleness_max if is_bound else None
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":
@@ -425,6 +443,7 @@ class BufferConfig:
             ("schema", SchemaPolicy),
             ("assembly", AssemblyPolicy),
             ("stale", StalePolicy),
+            ("stale_by", StaleBy),
         ):
             if field_name in limits:
                 limits[field_name] = kind(limits[field_name])

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, Protocol, Self, cast, get_args
 from uuid import uuid4
 
 import numpy as np
@@ -62,10 +62,12 @@ from breadbox.writing.appender import (
     Appender,
     AppenderCounts,
     AppenderOptions,
+    FragmentEnd,
     close_at_exit,
 )
 from breadbox.writing.autoreset import Autoreset, StepsAfterEnds, autoreset_of
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
+from breadbox.writing.pacing import ASK_S, Pacer, TicketClient, check_paced
 from breadbox.writing.reporting import EpisodeReporter, ReportClient, SentSteps, worker_steps
 
 _log = logging.getLogger(__name__)
@@ -162,6 +164,7 @@ class StepWriter(ProcessBound):
         follows: Follows = "obs",
         buffer: str | None = None,
         options: AppenderOptions | None = None,
+        pace: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Look up buffer and session, and start the threads.
@@ -193,10 +196,12 @@ class StepWriter(ProcessBound):
             buffer: The buffer's name, or None for the client's buffer.
             options: Bounds and error policy of the appender, or None for the defaults of
                 `AppenderOptions` with `flush_after_s=0`.
+            pace: Hold a ticket for the fragment that each environment fills. Then `add` also blocks
+                while no ticket is free for the next one (docs/slow-workers.md).
             clock: Monotonic clock, seconds.
 
         Raises:
-            InvalidRequestError: An argument is out of its range.
+            InvalidRequestError: An argument is out of its range, or the buffer gives no tickets.
             BufferNotFoundError: There is no such buffer.
             SessionEndedError: `session_id` is not current.
             WaitElapsedError: No session was current within `session_wait_s`.
@@ -229,6 +234,8 @@ class StepWriter(ProcessBound):
         self.worker_id = worker_id or _fresh_worker_id()
         self._follows = session_id is None
         described = client.get_buffer(buffer)
+        if pace:
+            check_paced(described.config)
         self._is_ragged = described.config.schema in (SchemaPolicy.RAGGED, SchemaPolicy.ANY)
         state = self._current(session_wait_s)
         if session_id is not None and state.session_id != session_id:
@@ -260,8 +267,9 @@ class StepWriter(ProcessBound):
             options or AppenderOptions(flush_after_s=0.0),
             buffer=buffer,
             unwanted=self._reason_to_drop,
-            ended=self._steps_sent.end,
+            ended=self._note_end,
         )
+        self._pacer = Pacer(cast(TicketClient, client), buffer=buffer) if pace else None
         self._reporter = EpisodeReporter(client, steps=self._steps, every_s=REPORT_S, buffer=buffer)
         self._reporter.start()
         self._thread: threading.Thread | None = None
@@ -397,6 +405,7 @@ class StepWriter(ProcessBound):
             _check_same_kind(obs, next_obs)
         else:
             map_tree(_check_same_kind, obs, next_obs)
+        self._pace(acting)
         with self._changed:
             if self._closing:
                 raise ClosedError("the writer was closed")
@@ -432,6 +441,22 @@ class StepWriter(ProcessBound):
                 self._oldest_at = self._clock()
                 self._changed.notify_all()
             self._cut(lambda fragmenter: fragmenter.answered_count == self._step_count)
+        self._pace(acting)
+
+    def _pace(self, acting: NDArray[np.bool_]) -> None:
+        """Block until the environments have tickets, or another session is current."""
+        if self._pacer is None:
+            return
+        workers = [self._fragmenters[index].worker_id for index in np.flatnonzero(acting)]
+        while not self._pacer.wait(workers, self._session_id, ASK_S):
+            state = self._client.watch_model(None, buffer=self._buffer)
+            if state is None or state.session_id != self._session_id:
+                return
+
+    def _note_end(self, fragment: Fragment, end: FragmentEnd) -> None:
+        self._steps_sent.end(fragment, end)
+        if self._pacer is not None:
+            self._pacer.ended(fragment)
 
     def flush(self, *, max_wait_s: float | None = None) -> None:
         """Send all steps added so far, and block until the server has answered.
@@ -486,6 +511,8 @@ class StepWriter(ProcessBound):
             finally:
                 if not self._appender.counts.pending:  # Otherwise sending continues.
                     self._reporter.close(0.0)
+                if self._pacer is not None:
+                    self._pacer.close()
             _unclosed.discard(self)
 
     def __enter__(self) -> Self:
@@ -576,6 +603,8 @@ class StepWriter(ProcessBound):
             fragment = fragmenter.cut(row_view(self._next_obs, index))
             assert fragment is not None
             self._steps_sent.expect([fragment])
+            if self._pacer is not None:
+                self._pacer.sent(fragment)
             try:
                 self._appender.append(fragment)
             except BaseException:

@@ -131,6 +131,14 @@ class Participant(ABC):
         """Read a group's answers; return the returns of episodes that ended."""
         return []
 
+    def cut_full(self, group: int, arrays: GroupArrays) -> list[Fragment]:
+        """Cut the full fragments of a group's rows, if each needs a ticket."""
+        return []
+
+    def may_act(self, group: int) -> bool:
+        """Return whether each row of a group has a ticket, if it needs one; ask for those."""
+        return True
+
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
         """Read the last answers of a process that is gone, if it had arrays; see `read`."""
         return []
@@ -255,6 +263,22 @@ class Player(Participant):
             slot.obs_count = int(arrays.obs_count[index])
         return returns
 
+    def cut_full(self, group: int, arrays: GroupArrays) -> list[Fragment]:
+        if self.sender.pacer is None:
+            return []
+        fragments = []
+        for index, slot in enumerate(self._slots[group]):
+            if slot.fragmenter.answered_count == self._settings.fragment_steps:
+                fragment = slot.fragmenter.cut(tree_row(arrays.obs, index))
+                assert fragment is not None
+                fragments.append(fragment)
+        return self._counted(fragments)
+
+    def may_act(self, group: int) -> bool:
+        pacer = self.sender.pacer
+        workers = [slot.fragmenter.worker_id for slot in self._slots[group]]
+        return pacer is None or (self.in_session and pacer.wait(workers, self.model.session_id))
+
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
         """See `Participant.read_failed`. Aborts the episodes of the process."""
         returns: list[float] = []
@@ -370,6 +394,9 @@ class Player(Participant):
     def _counted(self, fragments: list[Fragment]) -> list[Fragment]:
         self.fragment_count += len(fragments)
         self.sender.steps.expect(fragments)
+        if self.sender.pacer is not None:
+            for fragment in fragments:
+                self.sender.pacer.sent(fragment)
         return fragments
 
     def _cut(self, slots: list[_Slot], states_before: list[State], played: Round) -> list[Fragment]:
@@ -389,7 +416,8 @@ class Player(Participant):
             model.session_id, model.model_version
         )
         slot.awaits_answer = True
-        return slot.fragmenter.push(
+        stale_count = slot.fragmenter.stale_count
+        fragment = slot.fragmenter.push(
             Step(
                 session_id=model.session_id,
                 model_version=model.model_version,
@@ -402,3 +430,6 @@ class Player(Participant):
                 value=float(played.decision.value[index]),
             )
         )
+        if self.sender.pacer is not None and slot.fragmenter.stale_count > stale_count:
+            self.sender.pacer.dropped(slot.fragmenter.worker_id)
+        return fragment

@@ -64,7 +64,7 @@ class Model:
     weights: Mapping[str, NDArray[Any]] | None
     """Weights, or None at version 0 of a session: the policy as it was made."""
     staleness_max: int | None
-    """Most versions that a step may be behind when its fragment arrives, or None if unknown."""
+    """Most versions that a step may be behind when its fragment arrives, or None: no bound."""
     is_ragged: bool = False
     """True if the buffer takes fragments of any length."""
     buffer: str = ""
@@ -219,7 +219,7 @@ class ModelWatcher:
             state.session_id,
             version,
             weights,
-            buffer.config.staleness_max,
+            buffer.config.lag_max,
             buffer.config.schema in (SchemaPolicy.RAGGED, SchemaPolicy.ANY),
             buffer.name,
             is_older=state.session_id == self._first_session_id,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import EpisodeEnd, EpisodeReport
-from breadbox.writing.appender import Appender, AppenderOptions
+from breadbox.writing.appender import Appender, AppenderOptions, FragmentEnd
+from breadbox.writing.pacing import Pacer
 from breadbox.writing.reporting import SentSteps
 from breadbox_rollout.sending.models import Model, Service
 
@@ -29,8 +30,13 @@ class Sender:
         fragments_max: int,
         bytes_max: int,
         gave_up: Callable[[], None] = lambda: None,
+        pacer: Pacer | None = None,
     ) -> None:
-        """Call *gave_up* once the rest counts as undelivered, before the service is closed."""
+        """Call *gave_up* once the rest counts as undelivered, before the service is closed.
+
+        *pacer* has the tickets of the fragments; it is closed with the sender.
+        """
+        self.pacer = pacer
         self._service = service
         self._gave_up = gave_up
         self._latest_model = latest_model
@@ -47,8 +53,13 @@ class Sender:
                 on_failure="persist",
             ),
             unwanted=self._reason_to_drop,
-            ended=self.steps.end,
+            ended=self._note_end,
         )
+
+    def _note_end(self, fragment: Fragment, end: FragmentEnd) -> None:
+        self.steps.end(fragment, end)
+        if self.pacer is not None:
+            self.pacer.ended(fragment)
 
     def declare_origin(self, origin: Mapping[str, str]) -> None:
         """Say what the fragments come from, before the first is put."""
@@ -94,6 +105,8 @@ class Sender:
             logger.warning("%d fragments could not be delivered: %s", count, error)
         finally:
             self.steps.give_up()
+            if self.pacer is not None:
+                self.pacer.close()
 
     def _reason_to_drop(self, fragment: Fragment) -> str | None:
         model = self._latest_model()

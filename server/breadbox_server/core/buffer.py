@@ -6,6 +6,7 @@ What knows what:
     rules.offers     fragments to be confirmed    state.room       places and bytes reserved
     rules.waiting    appends without room         state.room_queue their order
     state.groups     groups of members, in the place of workers
+    pacing           for what a fetch waits
     rules.tickets    groups reserved ahead        state.tickets    tickets that live
     rules.granting   fetches and leases           state.holdings   closed chunks, held and leased
     rules.reading    cursors                      state.grants     waiters, grants and leases
@@ -65,7 +66,6 @@ from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
 from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
-from breadbox_server.core.state.tickets import TicketWaiter
 
 
 class ReplayBuffer:
@@ -189,7 +189,7 @@ class ReplayBuffer:
             latest_request_id=RequestId("") if latest is None else latest.request_id,
             schemas=tuple(state.model.schemas.values()),
             open_groups=() if groups is None else tuple(groups.longest_silent(now)),
-            ticket_count=0 if groups is None else len(groups.tickets.by_group),
+            ticket_count=len(state.assembly.tickets.by_group),
             ticket_waiter_count=len(state.ticket_waiters.waiters),
             ticket_waiting_reason=tickets.waiting_reason(state),
         )
@@ -201,14 +201,11 @@ class ReplayBuffer:
 
     def tickets_of(self, holder: str, request_id: RequestId) -> int:
         """Count a holder's tickets, and those that its other requests wait for; O(waiting)."""
-        groups, waiters = self._groups, self._state.ticket_waiters.waiters.values()
-        return (0 if groups is None else groups.tickets.counts[holder]) + sum(
+        return self._state.assembly.tickets.counts[holder] + sum(
             [
-                each.fragment_count
-                for each in waiters
-                if isinstance(each, TicketWaiter)
-                and each.holder == holder
-                and each.request_id != request_id
+                each.ticket_count
+                for each in self._state.ticket_waiters.waiters.values()
+                if each.holder == holder and each.request_id != request_id
             ]
         )
 
@@ -359,7 +356,7 @@ class ReplayBuffer:
         ]
         for fragment in [*closed, *opened]:
             assert fragment.session_id == state.model.session_id, "I2: session"
-            assert fragment.model_version_min >= state.version_min, "I2: freshness"
+            assert state.version_of(fragment) >= state.version_min, "I2: freshness"
 
     def _check_payloads(self) -> None:
         state = self._state
@@ -422,7 +419,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.LeaveQueue: waiting.leave,
     inputs.DeclareSchema: intake.declare_schema,
     inputs.Fetch: granting.fetch,
-    inputs.CancelFetch: granting.cancel,
+    inputs.CancelRequest: granting.cancel,
     inputs.TakeTickets: tickets.take,
     inputs.RenewTicket: tickets.renew,
     inputs.GiveBackTicket: tickets.give_back,

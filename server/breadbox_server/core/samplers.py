@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count as count_up
 from typing import Any, Protocol
 
+from breadbox_server.core.model.config import BufferConfig, StalePolicy
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import ChunkId, ModelVersion
 from breadbox_server.core.model.lazy_heap import LazyHeap
@@ -349,6 +350,17 @@ def make_sampler(name: str, priority_exponent: float = 1.0, *, field: str = "sam
     if make is None:
         raise InvalidArgumentError(field, f"must be one of {', '.join(SAMPLERS)}")
     return make(priority_exponent)
+
+
+def make_draw_order(config: BufferConfig) -> Sampler:
+    """Make the sampler of a buffer's draws: where `stale` is wait, the oldest version comes first.
+
+    Fetches that wait take what has the fewest versions left (B35).
+    """
+    sampler = make_sampler(config.sampler, config.priority_exponent)
+    if config.stale is not StalePolicy.WAIT:
+        return sampler
+    return OrderedSampler(lambda chunk: (chunk.version, chunk.chunk_id))
 
 
 def make_remover(name: str, priority_exponent: float = 1.0) -> Sampler | None:

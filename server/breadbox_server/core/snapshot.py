@@ -201,7 +201,6 @@ def take(state: BufferState) -> BufferSnapshot:
 
 
 def _taken_tickets(state: BufferState) -> Iterable[TicketSnapshot]:
-    tickets = state.assembly.tickets
     return [
         TicketSnapshot(
             each.group,
@@ -212,7 +211,7 @@ def _taken_tickets(state: BufferState) -> Iterable[TicketSnapshot]:
             each.expires_at,
             tuple(sorted(each.given_back)),
         )
-        for each in (() if tickets is None else tickets.by_group.values())
+        for each in state.assembly.tickets.by_group.values()
     ]
 
 
@@ -252,21 +251,19 @@ def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
 
 
 def _restore_tickets(state: BufferState, taken: Iterable[TicketSnapshot]) -> None:
-    tickets = state.assembly.tickets
+    assembly = state.assembly
     for each in taken:
-        if tickets is None:
-            raise ReplayError("a buffer without groups has a ticket")
         ticket = Ticket(*each[:6], given_back=set(each.given_back))
-        tickets.add([ticket])
-        if ticket.group in state.assembly.open:
-            del tickets.unbegun[ticket.group]
+        assembly.tickets.add([ticket])
+        if assembly.in_any_order and ticket.group in assembly.open:
+            del assembly.tickets.unbegun[ticket.group]
 
 
 def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     """Bring back chunks, then the leases on them, then the table, which counts both."""
     chunks: dict[ids.ChunkId, Chunk] = {}
     for chunk_id, chunk_state, use_count, unreadable_count, fragments, priority in taken.chunks:
-        chunk = Chunk(chunk_id, fragments)
+        chunk = Chunk(chunk_id, fragments, by_newest=state.holdings.by_newest)
         chunk.priority = priority
         chunk.state = chunk_state
         chunk.use_count = use_count

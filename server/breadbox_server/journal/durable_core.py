@@ -39,7 +39,7 @@ from breadbox_server.core.model.events import (
 from breadbox_server.core.model.ids import BufferName, CallerId
 from breadbox_server.core.model.inputs import (
     Answer,
-    CancelFetch,
+    CancelRequest,
     Fetch,
     Input,
     ModelState,
@@ -145,7 +145,7 @@ class DurableCore:
             return await future
         except asyncio.CancelledError:
             if future.cancelled():
-                self._decide_if_it_lives(CancelFetch(command.buffer, caller_id))
+                self._decide_if_it_lives(CancelRequest(command.buffer, caller_id))
             elif future.exception() is None:
                 # The outcome landed in the tick that cancelled us: nobody else will hold it.
                 self._give_back(future.result())
@@ -182,7 +182,7 @@ class DurableCore:
                 self._decide_if_it_lives(UndeliveredTicket(outcome.buffer, group))
 
     def _decide_if_it_lives(
-        self, command: CancelFetch | UndeliveredGrant | UndeliveredTicket
+        self, command: CancelRequest | UndeliveredGrant | UndeliveredTicket
     ) -> None:
         try:
             self.decide(command)

@@ -10,6 +10,7 @@ from breadbox.model.types import LeaseExpiryPolicy as LeaseExpiryPolicy
 from breadbox.model.types import MinimumChunks as MinimumChunks
 from breadbox.model.types import SampleToInsertRatio as SampleToInsertRatio
 from breadbox.model.types import SchemaPolicy as SchemaPolicy
+from breadbox.model.types import StaleBy as StaleBy
 from breadbox.model.types import StalePolicy as StalePolicy
 from breadbox_server.core.model.errors import InvalidArgumentError
 
@@ -102,9 +103,11 @@ class BufferConfig:
     """Name of a number, or text, by which ends of groups are counted. Empty: by none."""
     stale: StalePolicy = StalePolicy.EVICT
     """What becomes of what is staler than `staleness_max`."""
+    stale_by: StaleBy = StaleBy.OLDEST
+    """From which version staleness counts; changes only in an empty buffer without a session."""
     groups_per_version: int = 0
-    """Groups that the learner takes for each version that it publishes: so many tickets are given
-    for each version (B33). 0: none are given."""
+    """Groups, or chunks, that the learner takes for each version that it publishes: so many tickets
+    are given for each version (B33). 0: none are given."""
     lead_versions: int = 0
     """Versions that groups with tickets may be ahead of the learner."""
     required_parts: str = ""
@@ -154,6 +157,8 @@ class BufferConfig:
                 f"times (lead_versions + 1) is {self.tickets_max}, more than the groups remembered "
                 f"(workers_max {self.workers_max})",
             )
+        if self.stale is StalePolicy.WAIT:
+            self._check_wait()
 
     def _check_required_parts(self) -> None:
         names = self.required_parts.split(",") if self.required_parts else [TOKENS]
@@ -206,6 +211,28 @@ class BufferConfig:
             rounded_s = round(span_s * 1e9) / 1e9
             check_duration(name, rounded_s)
             object.__setattr__(self, name, rounded_s)
+
+    def _check_wait(self) -> None:
+        """Refuse limits under which fetches cannot wait for what is under way (B35)."""
+        for field_name, is_met, needed in (
+            ("groups_per_version", self.groups_per_version > 0, "at least 1"),
+            ("uses_max", self.uses_max == 1, "1"),
+            (
+                "lead_versions",
+                self.lead_versions <= self.staleness_max,
+                f"at most staleness_max ({self.staleness_max})",
+            ),
+            (
+                "capacity_chunks",
+                self.capacity_chunks >= self.tickets_max,
+                f"at least (lead_versions + 1) * groups_per_version ({self.tickets_max})",
+            ),
+        ):
+            if not is_met:
+                raise InvalidArgumentError(
+                    field_name,
+                    f"must be {needed} where `stale` is wait, got {getattr(self, field_name)}",
+                )
 
     def _check_limiter(self) -> None:
         limiter = self.limiter

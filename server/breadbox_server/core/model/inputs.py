@@ -1,15 +1,16 @@
 """The core's inputs, for `BufferSet.apply`, and answers; a refused one changes nothing (B14)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from breadbox.model.types import PayloadReference
 from breadbox.model.types import ReleaseMode as ReleaseMode
 from breadbox_server.core.model import ids
-from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
+from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig, StaleBy
 from breadbox_server.core.model.schemas import NO_SCHEMA, Schema
 
 Answer = TypeVar("Answer")
@@ -93,6 +94,14 @@ class Fragment:
     def key(self) -> tuple[int, str]:
         """Member and part."""
         return self.fragment_index, self.part
+
+
+VersionOf = Callable[[Fragment], ids.ModelVersion]
+VERSION_OF: Final[dict[StaleBy, VersionOf]] = {
+    StaleBy.OLDEST: attrgetter("model_version_min"),
+    StaleBy.NEWEST: attrgetter("model_version_max"),
+}
+"""The version from which a fragment's staleness counts, by the buffer's limit `stale_by`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +221,7 @@ class Fetch(Input[ids.CallerId]):
 
 
 @dataclass(frozen=True, slots=True)
-class CancelFetch(Input[None]):
+class CancelRequest(Input[None]):
     """The caller of a `Fetch`, or of `TakeTickets`, went away.
 
     Ignored if it is unknown or its outcome was reported.

@@ -2,10 +2,16 @@
 
 from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.model import errors, inputs
+from breadbox_server.core.model.config import StaleBy, StalePolicy
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.model.ids import ModelVersion, PayloadId
-from breadbox_server.core.model.inputs import ModelState, PrioritiesUpdated, Published
+from breadbox_server.core.model.inputs import (
+    VERSION_OF,
+    ModelState,
+    PrioritiesUpdated,
+    Published,
+)
 from breadbox_server.core.model.validation import (
     check_int,
     check_name,
@@ -14,7 +20,7 @@ from breadbox_server.core.model.validation import (
     check_version,
 )
 from breadbox_server.core.rules import granting, intake
-from breadbox_server.core.samplers import make_remover, make_sampler
+from breadbox_server.core.samplers import make_draw_order, make_remover
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk
 from breadbox_server.core.state.groups import Groups
@@ -89,6 +95,7 @@ def publish(state: BufferState, input: inputs.PublishModel, *, now: float) -> Pu
     evicted_count = _drop_stale(state)
     state.shared.record(input, now)
     _report_model(state)
+    granting.serve(state, now=now)  # A fetch may wait for a group that is too stale now.
     return Published(input.model_version, evicted_count, weights is not None)
 
 
@@ -100,7 +107,7 @@ def _drop_stale(state: BufferState) -> int:
 
 def _report_model(state: BufferState) -> None:
     state.events.append(ModelChanged(state.name, state.model.state))
-    state.queue.note_outdated(state.model.session_id, state.version_min)
+    state.queue.note_outdated(state.model.session_id, state.version_min, state.version_of)
     state.tell_disposable()
 
 
@@ -109,7 +116,7 @@ def drop_payloads(state: BufferState, input: inputs.DropPayloads, *, now: float)
     if any(payload_id in state.payloads.owners for payload_id in input.payload_ids):
         state.shared.record(input, now)
     dropped_count = sum([_drop_payload(state, payload_id) for payload_id in input.payload_ids])
-    state.tell_disposable()
+    granting.settle(state, now=now)
     return dropped_count
 
 
@@ -194,26 +201,36 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
             "fragments or a lease refers to them; empty it (end the session), delete it, or "
             "use another buffer",
         )
-    if new.assembly is not old.assembly and not (state.is_empty and state.model.version is None):
+    is_unused = state.is_empty and state.model.version is None
+    changed = [
+        each for each in ("assembly", "stale_by") if getattr(new, each) is not getattr(old, each)
+    ]
+    if changed and not is_unused:
         raise errors.InvalidArgumentError(
-            "assembly",
-            f"is {old.assembly.value} and cannot be changed while a session is current or the "
-            "buffer holds fragments or a lease refers to them; end the session, or use another "
-            "buffer",
+            changed[0],
+            f"is {getattr(old, changed[0]).value} and cannot be changed while a session is current "
+            "or the buffer holds fragments or a lease refers to them; end the session, or use "
+            "another buffer",
         )
-    sampler = make_sampler(new.sampler, new.priority_exponent)
+    sampler = make_draw_order(new)
     remover = make_remover(new.remover, new.priority_exponent)
     state.config = new
-    if new.assembly is old.assembly:
+    if not changed:
         state.assembly.fragments_per_chunk = new.fragments_per_chunk
         if isinstance(state.assembly, Groups):
             state.assembly.required = new.parts_of_complete
     else:
+        state.version_of = VERSION_OF[new.stale_by]
+        state.holdings.by_newest = new.stale_by is StaleBy.NEWEST
         ended_count = state.assembly.ended_count
         state.assembly = state.make_assembly()
         state.assembly.restore_ends(ended_count)
     state.limiter = make_limiter(new.limiter)
-    if (new.sampler, new.priority_exponent) != (old.sampler, old.priority_exponent):
+    order, former_order = [
+        (each.sampler, each.priority_exponent, each.stale is StalePolicy.WAIT)
+        for each in (new, old)
+    ]
+    if order != former_order:
         state.holdings.table.use_sampler(sampler)
     if (new.remover, new.priority_exponent) != (old.remover, old.priority_exponent):
         state.holdings.table.use_remover(remover)

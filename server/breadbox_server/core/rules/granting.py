@@ -18,6 +18,7 @@ from breadbox_server.core.state.grants import (
     Grant,
     GrantedChunk,
     Lease,
+    RequestT,
     Waiter,
     WaiterQueue,
 )
@@ -115,7 +116,7 @@ def _repeat(state: BufferState, grant: Grant, input: inputs.Fetch) -> CallerId:
     return caller_id
 
 
-def cancel(state: BufferState, input: inputs.CancelFetch, *, now: float) -> None:
+def cancel(state: BufferState, input: inputs.CancelRequest, *, now: float) -> None:
     """Remove a waiting caller; its request goes with its last caller (B8)."""
     if input.caller_id in state.ticket_waiters:
         state.ticket_waiters.remove_caller(input.caller_id)
@@ -148,19 +149,20 @@ def serve(state: BufferState, *, now: float) -> None:
 
 
 def _refuse(
-    state: BufferState, waiters: WaiterQueue, waiter: Waiter, error: errors.DomainError
+    state: BufferState, waiters: WaiterQueue[RequestT], waiter: RequestT, error: errors.DomainError
 ) -> None:
     waiters.remove(waiter)
     for caller_id in waiter.callers:
-        state.counters["fetches_refused"] += waiters is state.waiters
+        state.counters["fetches_refused"] += isinstance(waiter, Waiter)
         state.events.append(events.RequestRefused(state.name, caller_id, error))
 
 
 def refuse_all(state: BufferState, error: errors.DomainError) -> None:
     """Turn every waiter away, those for tickets too."""
-    for waiters in (state.waiters, state.ticket_waiters):
-        for waiter in list(waiters.waiters.values()):
-            _refuse(state, waiters, waiter, error)
+    for fetch in list(state.waiters.waiters.values()):
+        _refuse(state, state.waiters, fetch, error)
+    for request in list(state.ticket_waiters.waiters.values()):
+        _refuse(state, state.ticket_waiters, request, error)
 
 
 def refuse_impossible(state: BufferState) -> None:

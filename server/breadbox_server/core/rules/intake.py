@@ -179,7 +179,7 @@ def judge(
     outcome = outcome_of(
         fragment.session_id == state.model.session_id,
         was_judged,
-        fragment.model_version_min,
+        state.version_of(fragment),
         state.version_min,
         fragment.payload.size_bytes,
         closes_chunk,
@@ -231,11 +231,11 @@ def outcome_of(
     changed here, so a refusal cannot have cost anything (B14), and a look-ahead is the same
     function as the act.
 
-    `version` is of its oldest step; `version_min` the oldest fresh one (B5), negative while all
-    are. `referred_bytes` omits what the fragment's gap discards; `evictable_bytes` is of held and
-    retained chunks without a lease. BUFFER_FULL: it would close a chunk that has no place under a
-    blocking policy, or that the limiter holds back under any. BYTES_FULL: evictions cannot make
-    room. ADMITTED may need evictions.
+    `version` is that from which its staleness counts; `version_min` the oldest fresh one (B5),
+    negative while all are. `referred_bytes` omits what the fragment's gap discards;
+    `evictable_bytes` is of held and retained chunks without a lease. BUFFER_FULL: it would close a
+    chunk that has no place under a blocking policy, or that the limiter holds back under any.
+    BYTES_FULL: evictions cannot make room. ADMITTED may need evictions.
     """
     if not is_of_current_session:
         return AdmissionOutcome.WRONG_SESSION
@@ -499,7 +499,7 @@ def end_silent(state: BufferState, *, now: float) -> None:
     while (due_at := next_silence(state)) is not None and due_at <= now:
         expire(state, now=due_at)
         assembly = state.assembly
-        ticket = None if assembly.tickets is None else assembly.tickets.first_expiry()
+        ticket = assembly.tickets.first_expiry()
         if ticket is not None and ticket.expires_at == due_at:
             expire_ticket(state, ticket)
             continue
@@ -536,7 +536,7 @@ def end_group(
 def next_silence(state: BufferState) -> float | None:
     """Return when the next worker counts as silent, or a ticket expires, or None."""
     assembly = state.assembly
-    ticket = None if assembly.tickets is None else assembly.tickets.first_expiry()
+    ticket = assembly.tickets.first_expiry()
     if not assembly.open or state.config.keeps_rows:
         return None if ticket is None else ticket.expires_at
     due_at = next(iter(assembly.open.values())).touched_at + state.config.open_chunk_s
@@ -545,9 +545,8 @@ def next_silence(state: BufferState) -> float | None:
 
 def expire_ticket(state: BufferState, ticket: Ticket) -> None:
     """End a ticket, and its group if it has no member; with members it goes on without."""
-    groups = state.assembly
-    assert isinstance(groups, Groups), "tickets are of groups"
-    is_unbegun = ticket.group in groups.tickets.unbegun
-    groups.tickets.end(ticket.group, TicketEnd.EXPIRED)
-    if is_unbegun:
-        groups.drop(remember(state, ticket.group), GroupEndReason.LOST)
+    assembly = state.assembly
+    is_unbegun = ticket.group in assembly.tickets.unbegun
+    assembly.tickets.end(ticket.group, TicketEnd.EXPIRED)
+    if is_unbegun and isinstance(assembly, Groups):
+        assembly.drop(remember(state, ticket.group), GroupEndReason.LOST)

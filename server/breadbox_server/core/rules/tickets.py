@@ -1,5 +1,8 @@
 """Tickets are given, renewed and given back, and expire (B33).
 
+Each is for a group or, where a chunk is of one worker, for a chunk: then its holder gives it back
+once the chunk is admitted, or given up.
+
 They pace producers: at most as many groups are open, held, or granted at the current version as
 the learner takes in the current version and `lead_versions` more. Requests wait in order of
 arrival.
@@ -29,11 +32,11 @@ _SERIES_BITS = 32
 
 def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> CallerId:
     """Give tickets, let a request wait for some, or repeat what it was given."""
-    groups = _check(state, input)
+    _check(state, input)
     waiters, request_id = state.ticket_waiters, input.request_id
-    if request_id in groups.tickets.by_request:
+    if request_id in state.assembly.tickets.by_request:
         caller_id = state.shared.next_caller_id()
-        for ticket in groups.tickets.by_request[request_id]:
+        for ticket in state.assembly.tickets.by_request[request_id]:
             ticket.reported_count += 1
         _report(state, request_id, caller_id)
         return caller_id
@@ -41,7 +44,7 @@ def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> Caller
     if waiter is None:
         if len(waiters.waiters) >= state.config.waiters_max:
             raise errors.WaitersFullError(state.config.waiters_max)
-        waiter = TicketWaiter(request_id, input.ticket_count, 1, holder=input.holder)
+        waiter = TicketWaiter(request_id, input.ticket_count, input.holder)
     elif len(waiter.callers) > RETRIES_MAX:
         raise errors.WaitersFullError(RETRIES_MAX + 1)
     caller_id = state.shared.next_caller_id()
@@ -52,32 +55,25 @@ def take(state: BufferState, input: inputs.TakeTickets, *, now: float) -> Caller
     return caller_id
 
 
-def _check(state: BufferState, input: inputs.TakeTickets) -> Groups:
+def _check(state: BufferState, input: inputs.TakeTickets) -> None:
     check_name("request_id", input.request_id)
     check_int("ticket_count", input.ticket_count, 1, TICKETS_PER_REQUEST_MAX)
     check_duration("lease_s", input.lease_s)
     if not math.isfinite(input.deadline_at):
         raise errors.InvalidArgumentError("deadline_at", "must be a finite instant")
-    if not state.config.groups_per_version or not isinstance(state.assembly, Groups):
+    if not state.config.groups_per_version:
         raise errors.InvalidArgumentError(
             "buffer",
-            "gives no tickets: that needs `assembly` groups, and in `groups_per_version` the "
-            "groups that the learner takes for each version",
+            "gives no tickets: that needs in `groups_per_version` the groups, or chunks, that the "
+            "learner takes for each version",
         )
-    return state.assembly
-
-
-def open_count(state: BufferState) -> int:
-    """Return how many groups are open, those with a ticket and no member yet included."""
-    tickets = state.assembly.tickets
-    return len(state.assembly.open) + (0 if tickets is None else len(tickets.unbegun))
 
 
 def free_count(state: BufferState) -> int:
     """Return how many tickets may be given now; negative if producers without tickets are ahead."""
     if state.model.version is None:
         return 0
-    taken = open_count(state) + len(state.holdings.table.held)
+    taken = state.assembly.reserved_count + len(state.holdings.table.held)
     return state.config.tickets_max - taken - state.meter.version_delivered_count
 
 
@@ -93,7 +89,7 @@ def waiting_reason(state: BufferState) -> str:
         return ""
     return (
         f"all {config.tickets_max} tickets of version {version} are held "
-        f"(open groups: {open_count(state)}, complete: {len(state.holdings.table.held)}, "
+        f"(open: {state.assembly.reserved_count}, complete: {len(state.holdings.table.held)}, "
         f"delivered at this version: {state.meter.version_delivered_count}); "
         "the learner publishes next"
     )
@@ -103,10 +99,9 @@ def serve(state: BufferState, *, now: float) -> None:
     """Give tickets from the head of the queue while there are some."""
     waiters = state.ticket_waiters
     while (head := waiters.head()) is not None and (free := free_count(state)) > 0:
-        assert isinstance(head, TicketWaiter), "the queue of requests for tickets"
         waiters.remove(head)
         lease_s = max([each.lease_s or 0.0 for each in head.callers.values()])
-        names = _new_names(state, min(free, head.fragment_count))
+        names = _new_names(state, min(free, head.ticket_count))
         given = TicketsGiven(state.name, head.request_id, names, lease_s, head.holder)
         replay(state, given, now=now, caller_count=len(head.callers))
         state.shared.record(given, now)
@@ -122,7 +117,6 @@ def _new_names(state: BufferState, count: int) -> tuple[WorkerId, ...]:
     """
     series = (state.draw_seed ^ state.shared.lease_salt) % (1 << _SERIES_BITS)
     names, tickets = list[WorkerId](), state.assembly.tickets
-    assert tickets is not None, "a buffer without groups gives no tickets"
     number = state.counters["tickets_given"]
     while len(names) < count:
         number += 1
@@ -134,10 +128,10 @@ def _new_names(state: BufferState, count: int) -> tuple[WorkerId, ...]:
 
 def replay(state: BufferState, given: TicketsGiven, *, now: float, caller_count: int = 1) -> None:
     """Carry out a decision to give tickets; ReplayError if it does not fit."""
-    groups, version = state.assembly, state.model.version
-    if not isinstance(groups, Groups) or version is None:
-        raise ReplayError("tickets were given without a session, or by a buffer without groups")
-    groups.tickets.add(
+    version = state.model.version
+    if version is None:
+        raise ReplayError("tickets were given without a session")
+    state.assembly.tickets.add(
         [
             Ticket(
                 *(group, given.request_id, given.holder, version, given.lease_s),
@@ -151,7 +145,6 @@ def replay(state: BufferState, given: TicketsGiven, *, now: float, caller_count:
 
 
 def _report(state: BufferState, request_id: RequestId, caller_id: CallerId) -> None:
-    assert isinstance(state.assembly, Groups), "tickets are of groups"
     assert state.model.version is not None, "tickets are of a session"
     tickets = state.assembly.tickets.by_request[request_id]
     state.events.append(
@@ -187,18 +180,21 @@ def renew(state: BufferState, input: inputs.RenewTicket, *, now: float) -> float
     """Let a ticket live on, and return its new expiry."""
     if input.lease_s is not None:
         check_duration("lease_s", input.lease_s)
-    groups, ticket = _find(state, input.group)
+    ticket = _find(state, input.group)
     if ticket is None:
         raise errors.TicketNotFoundError(input.group)
     expires_at = now + (ticket.lease_s if input.lease_s is None else input.lease_s)
-    groups.tickets.renew(ticket, expires_at)
+    state.assembly.tickets.renew(ticket, expires_at)
     state.shared.record(input, now)
     return expires_at
 
 
 def give_back(state: BufferState, input: inputs.GiveBackTicket, *, now: float) -> None:
     """End a ticket with its group, or note that a member will not come."""
-    groups, ticket = _find(state, input.group)
+    groups, ticket = state.assembly, _find(state, input.group)
+    if not isinstance(groups, Groups):
+        _give_back_chunk(state, ticket, input, now=now)
+        return
     group = groups.workers.get(input.group)
     if input.member is not None:
         check_int("member", input.member, 0, state.config.fragments_per_chunk - 1)
@@ -222,11 +218,23 @@ def give_back(state: BufferState, input: inputs.GiveBackTicket, *, now: float) -
 
 def undo(state: BufferState, input: inputs.UndeliveredTicket, *, now: float) -> None:
     """Note that a caller was not reached; give its ticket back if none was."""
-    ticket = _find(state, input.group)[1]
+    ticket = _find(state, input.group)
     if ticket is not None:
         ticket.reported_count -= 1
         if ticket.reported_count <= 0:
             give_back(state, inputs.GiveBackTicket(state.name, input.group), now=now)
+
+
+def _give_back_chunk(
+    state: BufferState, ticket: Ticket | None, input: inputs.GiveBackTicket, *, now: float
+) -> None:
+    if input.member is not None:
+        raise errors.InvalidArgumentError("member", "is of groups, which the buffer does not make")
+    if ticket is None:
+        raise errors.TicketNotFoundError(input.group)
+    state.assembly.tickets.end(ticket.group, TicketEnd.GIVEN_BACK)
+    state.shared.record(input, now)
+    settle(state, now=now)
 
 
 def _look_if_all(state: BufferState, groups: Groups, ticket: Ticket, *, now: float) -> None:
@@ -247,9 +255,6 @@ def _end_group(
     intake.end_group(state, groups, intake.remember(state, name), reason, now=now)
 
 
-def _find(state: BufferState, group: WorkerId) -> tuple[Groups, Ticket | None]:
+def _find(state: BufferState, group: WorkerId) -> Ticket | None:
     check_name("group", group)
-    groups = state.assembly
-    if not isinstance(groups, Groups):
-        raise errors.TicketNotFoundError(group)
-    return groups, groups.tickets.by_group.get(group)
+    return state.assembly.tickets.by_group.get(group)

@@ -9,7 +9,7 @@ from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.events import RoomWaitEnded
 from breadbox_server.core.model.ids import CallerId
 from breadbox_server.core.model.inputs import AdmissionOutcome
-from breadbox_server.core.rules import intake
+from breadbox_server.core.rules import granting, intake
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.room_queue import Position, place_of
 
@@ -30,6 +30,7 @@ def wait(state: BufferState, input: inputs.WaitForRoom, *, now: float) -> Caller
     former = queue.put(Position(caller_id, fragment, input.waits_for, input.deadline_at))
     if former is not None and former is not known and not former.is_kept:
         _end(state, former)
+    granting.serve(state, now=now)  # No fetch waits for a group that waits for room.
     return caller_id
 
 

@@ -7,15 +7,16 @@ A3  Open chunks stand in order of their last fragment's arrival: the silent are 
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple
 
-from breadbox_server.core.model.events import DiscardReason, EvictionReason
+from breadbox_server.core.model.events import DiscardReason, EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, GroupEndReason
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, GroupEndReason, VersionOf
 from breadbox_server.core.model.lazy_heap import LazyHeap
+from breadbox_server.core.pacing import Reserved
 from breadbox_server.core.state.tickets import Tickets
 
 IDLE_SEARCH_MAX: Final = 64
@@ -79,10 +80,16 @@ class OpenChunk:
 
     __slots__ = ("fragments", "touched_at", "version", "worker_id")
 
-    def __init__(self, worker_id: WorkerId, fragments: list[Fragment], touched_at: float) -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        fragments: list[Fragment],
+        touched_at: float,
+        version_of: VersionOf,
+    ) -> None:
         self.worker_id = worker_id
         self.fragments = fragments
-        self.version = min(fragment.model_version_min for fragment in fragments)
+        self.version = min(map(version_of, fragments))
         self.touched_at = touched_at
 
     @property
@@ -139,12 +146,12 @@ class Assembly:
     in_any_order: ClassVar = False
     """Whether the fragments of a chunk may come in any order."""
     idle_search_max: ClassVar[int | None] = IDLE_SEARCH_MAX
-    tickets: Tickets | None = None
-    """None unless workers are groups."""
 
-    def __init__(self, fragments_per_chunk: int) -> None:
+    def __init__(self, fragments_per_chunk: int, version_of: VersionOf, tickets: Tickets) -> None:
         self.fragments_per_chunk = fragments_per_chunk
         """Changes only while nothing is open."""
+        self.version_of = version_of
+        self.tickets = tickets
         self.workers: dict[WorkerId, Worker] = {}
         """The workers remembered, the one heard of last at the end."""
         self.open: OrderedDict[WorkerId, OpenChunk] = OrderedDict()
@@ -153,6 +160,16 @@ class Assembly:
         self.open_fragment_count = 0
         self.ended_count = 0
         """Ends of groups ever noted; the number of the latest."""
+
+    @property
+    def reserved_count(self) -> int:
+        """Number of chunks that `reserved` lists."""
+        return len(self.tickets.by_group)
+
+    def reserved(self) -> Iterator[Reserved]:
+        """List what is under way: of workers, what has a ticket; O(that)."""
+        for each in self.tickets.by_group.values():
+            yield Reserved(each.model_version, each.group)
 
     def find_or_add(self, worker_id: WorkerId) -> Worker:
         """Return a worker, remembering it from now on as the one heard of last."""
@@ -187,7 +204,7 @@ class Assembly:
             fragments = [fragment]
             if self.fragments_per_chunk == 1:
                 return fragments
-            self.put(worker, OpenChunk(worker.worker_id, fragments, now))
+            self.put(worker, OpenChunk(worker.worker_id, fragments, now, self.version_of))
             return None
         if len(open_chunk.fragments) + 1 == self.fragments_per_chunk:
             return [*self.discard(worker), fragment]
@@ -195,8 +212,9 @@ class Assembly:
         open_chunk.touched_at = now
         self.open_fragment_count += 1
         self.open.move_to_end(worker.worker_id)
-        if fragment.model_version_min < open_chunk.version:
-            open_chunk.version = fragment.model_version_min
+        version = self.version_of(fragment)
+        if version < open_chunk.version:
+            open_chunk.version = version
             self._by_version.push((open_chunk.version, worker.worker_id))
         return None
 
@@ -215,7 +233,7 @@ class Assembly:
         if not kept:
             return self.discard(worker)
         open_chunk.fragments = kept
-        open_chunk.version = min(fragment.model_version_min for fragment in kept)
+        open_chunk.version = min(map(self.version_of, kept))
         self._by_version.push((open_chunk.version, worker.worker_id))
         self.open_fragment_count -= len(gone)
         return gone
@@ -226,7 +244,7 @@ class Assembly:
         while (entry := self._by_version.first()) is not None and entry[0] < version_min:
             worker = self.workers[entry[1]]
             assert worker.open_chunk is not None
-            versions = [fragment.model_version_min for fragment in worker.open_chunk.fragments]
+            versions = [self.version_of(fragment) for fragment in worker.open_chunk.fragments]
             last_stale = max(i for i, version in enumerate(versions) if version < version_min)
             gone.extend(self._discard_through(worker, last_stale))
         return gone
@@ -251,7 +269,8 @@ class Assembly:
         """Take note of the fragments of chunks that left without a use."""
 
     def discard_all(self) -> list[Fragment]:
-        """Give up every open chunk, the longest silent first, and forget every worker."""
+        """Give up every open chunk, the longest silent first, and forget workers and tickets."""
+        self.tickets.end_all(TicketEnd.SESSION_ENDED)
         gone = [fragment for chunk in self.open.values() for fragment in chunk.fragments]
         self.workers.clear()
         self.open.clear()
@@ -261,7 +280,7 @@ class Assembly:
 
     def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
         """Open a chunk of a snapshot."""
-        self.put(worker, OpenChunk(worker.worker_id, fragments, touched_at))
+        self.put(worker, OpenChunk(worker.worker_id, fragments, touched_at, self.version_of))
 
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
         """Open a chunk of a worker, behind those that are open."""
@@ -272,6 +291,7 @@ class Assembly:
 
     def check_invariants(self) -> None:
         """Assert A1 to A3; O(fragments open)."""
+        self.tickets.check_invariants()
         touched_at = float("-inf")
         for worker_id, chunk in self.open.items():
             assert self.workers[worker_id].open_chunk is chunk, "A2: worker and chunk"

@@ -7,7 +7,13 @@ from itertools import count
 from typing import Final
 
 from breadbox_server.core.limiters import Flow, make_limiter
-from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy, StalePolicy
+from breadbox_server.core.model.config import (
+    AssemblyPolicy,
+    BufferConfig,
+    FullPolicy,
+    StaleBy,
+    StalePolicy,
+)
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.events import (
@@ -23,8 +29,9 @@ from breadbox_server.core.model.events import (
     TicketsEnded,
 )
 from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
-from breadbox_server.core.model.inputs import Fragment, GroupEndReason
-from breadbox_server.core.samplers import make_remover, make_sampler
+from breadbox_server.core.model.inputs import VERSION_OF, Fragment, GroupEndReason
+from breadbox_server.core.pacing import Reserved, awaited
+from breadbox_server.core.samplers import make_draw_order, make_remover
 from breadbox_server.core.state.assembly import Assembly
 from breadbox_server.core.state.counters import (
     FRAGMENTS_DISCARDED,
@@ -33,14 +40,14 @@ from breadbox_server.core.state.counters import (
     FlowMeter,
     new_counters,
 )
-from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
+from breadbox_server.core.state.grants import LeaseBook, Waiter, WaiterQueue
 from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.room import Room
 from breadbox_server.core.state.room_queue import RoomQueue
 from breadbox_server.core.state.session import CurrentModel
-from breadbox_server.core.state.tickets import Tickets
+from breadbox_server.core.state.tickets import Tickets, TicketWaiter
 
 QUARANTINED_MAX: Final = 16
 """Fragments in quarantine that are named; how many chunks there were is counted."""
@@ -96,12 +103,13 @@ class BufferState:
         self.counters = new_counters()
         self.payloads = PayloadLedger()
         self.model = CurrentModel(self.payloads)
+        self.version_of = VERSION_OF[config.stale_by]
         self.meter = FlowMeter()
         self.room = Room()
         self.assembly = self.make_assembly()
         self.holdings = ChunkHoldings(
             name,
-            make_sampler(config.sampler, config.priority_exponent),
+            make_draw_order(config),
             make_remover(config.remover, config.priority_exponent),
             removal_seed=draw_seed,
             payloads=self.payloads,
@@ -109,10 +117,11 @@ class BufferState:
             counters=self.counters,
             events=self.events,
             note_unused=self.note_unused,
+            by_newest=config.stale_by is StaleBy.NEWEST,
         )
         self.limiter = make_limiter(config.limiter)
-        self.waiters = WaiterQueue()
-        self.ticket_waiters = WaiterQueue()
+        self.waiters = WaiterQueue[Waiter]()
+        self.ticket_waiters = WaiterQueue[TicketWaiter]()
         self.queue = RoomQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
@@ -122,12 +131,12 @@ class BufferState:
         """Make an empty assembly of the kind that the limits say."""
         groups = self.config.assembly is AssemblyPolicy.GROUPS
         self.room.in_any_order = groups
-        size = self.config.fragments_per_chunk
-        if not groups:
-            return Assembly(size)
+        size, version_of = self.config.fragments_per_chunk, self.version_of
         tickets = Tickets(self._note_tickets_ended)
+        if not groups:
+            return Assembly(size, version_of, tickets)
         return Groups(
-            *(size, self._note_group_end, tickets, lambda: self.config.drop_equal),
+            *(size, version_of, tickets, self._note_group_end, lambda: self.config.drop_equal),
             lambda fragments: self.discard(fragments, DiscardReason.WORKER_SILENT),
             self.config.parts_of_complete,
         )
@@ -158,7 +167,7 @@ class BufferState:
         return (
             len(self.holdings.table.held) == 0
             and not self.assembly.open
-            and (self.assembly.tickets is None or not self.assembly.tickets.by_group)
+            and not self.assembly.tickets.by_group
             and self.leases.live_count == 0
             and self.holdings.subscriptions.retained_count == 0
         )
@@ -192,6 +201,25 @@ class BufferState:
             self.holds(chunk_count)
             and self.has_leases_for(world_size)
             and self.limiter.may_draw(self.flow, chunk_count)
+            and self.awaited(chunk_count) is None
+        )
+
+    def awaited(self, chunk_count: int) -> Reserved | None:
+        """Return the group, or ticket, for which a fetch that could be granted waits, or None.
+
+        No fetch waits so while an append waits for room: what it waits for may need that room.
+        O(what is under way) where `stale` is wait.
+        """
+        config, version = self.config, self.model.version
+        if config.stale is not StalePolicy.WAIT or version is None or self.queue.waits_for():
+            return None
+        per_version = config.groups_per_version
+        return awaited(
+            self.assembly.reserved(),
+            self.holdings.table.newest_drawn(chunk_count),
+            version_min=self.version_min,
+            per_version=per_version,
+            spare=max(0, per_version - self.meter.version_delivered_count - chunk_count),
         )
 
     def holds(self, chunk_count: int) -> bool:
@@ -258,6 +286,13 @@ class BufferState:
             )
         if not self.limiter.may_draw(self.flow, chunk_count):
             return self.limiter.reason(self.flow, chunk_count)
+        if (group := self.awaited(chunk_count)) is not None:
+            what = "group" if self.assembly.in_any_order else "the chunk of ticket"
+            return (
+                f"{what} {group.name!r}, begun at version {group.version}, is not complete, and "
+                f"would be staler than staleness_max ({self.config.staleness_max}) after newer "
+                "chunks; it is waited for until it ends, or its ticket expires"
+            )
         return ""
 
     def next_draw_rng(self) -> random.Random:

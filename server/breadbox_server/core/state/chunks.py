@@ -13,6 +13,7 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model.ids import ChunkId, ModelVersion
@@ -53,7 +54,14 @@ class Chunk:
         "version",
     )
 
-    def __init__(self, chunk_id: ChunkId, fragments: tuple[Fragment, ...]) -> None:
+    def __init__(
+        self,
+        chunk_id: ChunkId,
+        fragments: tuple[Fragment, ...],
+        *,
+        by_newest: bool = False,
+    ) -> None:
+        """Count from each fragment's oldest step or, *by_newest*, from its newest (`stale_by`)."""
         self.chunk_id = chunk_id
         self.fragments = fragments
         version, size_bytes = fragments[0].model_version_min, 0
@@ -65,8 +73,10 @@ class Chunk:
                 version = fragment.model_version_min
             if fragment.priority > priority:
                 priority = fragment.priority
+        if by_newest:
+            version = min([fragment.model_version_max for fragment in fragments])
         self.version = version
-        """Version of its oldest step: the smallest of its fragments' minima (B4)."""
+        """Version of its stalest fragment (B4)."""
         self.size_bytes = size_bytes
         self.priority = priority
         """The largest of its fragments', until it is set to another one (B18)."""
@@ -335,6 +345,14 @@ class ChunkTable:
         """Give the held chunk of the lowest version, of those the first to arrive."""
         entry = self._by_version.first()
         return None if entry is None else self.held[entry[1]]
+
+    def newest_drawn(self, count: int) -> ModelVersion:
+        """Return the highest of the *count* lowest versions held; O(versions)."""
+        versions = sorted(self.count_by_version.items())
+        counts = accumulate([each for _, each in versions])
+        return next(
+            version for (version, _), until in zip(versions, counts, strict=True) if until >= count
+        )
 
     def smallest_bytes(self) -> int:
         """Bytes of the smallest held chunk, 0 when none is held; O(chunks held)."""

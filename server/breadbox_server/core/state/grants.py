@@ -15,7 +15,7 @@ W3  A caller belongs to one waiter and has one deadline.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from breadbox_server.core.model.events import LeaseEnd
 from breadbox_server.core.model.ids import CallerId, LeaseId, ModelVersion, RequestId, SessionId
@@ -240,31 +240,40 @@ class Caller:
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
-    """One request, with all its callers."""
+class Request:
+    """One request that waits, with all its callers."""
 
     request_id: RequestId
-    fragment_count: int
-    world_size: int
-    callers: dict[CallerId, Caller] = field(default_factory=dict)
+    callers: dict[CallerId, Caller] = field(default_factory=dict, init=False)
     """In order of arrival."""
 
 
-class WaiterQueue:
-    """The waiters of a buffer."""
+@dataclass(slots=True, eq=False)
+class Waiter(Request):
+    """A fetch."""
+
+    fragment_count: int
+    world_size: int
+
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+
+class WaiterQueue(Generic[RequestT]):
+    """The requests of a buffer that wait."""
 
     def __init__(self) -> None:
-        self.waiters: OrderedDict[RequestId, Waiter] = OrderedDict()
+        self.waiters: OrderedDict[RequestId, RequestT] = OrderedDict()
         self._request_of: dict[CallerId, RequestId] = {}
         self._by_deadline: LazyHeap[tuple[float, CallerId]] = LazyHeap(
             lambda entry: entry[1] in self._request_of
         )
 
-    def head(self) -> Waiter | None:
+    def head(self) -> RequestT | None:
         """Return the first request in the queue, or None if none waits."""
         return next(iter(self.waiters.values())) if self.waiters else None
 
-    def add(self, waiter: Waiter, caller: Caller) -> None:
+    def add(self, waiter: RequestT, caller: Caller) -> None:
         """Let a caller wait with its request, which goes to the end if it did not wait yet."""
         self.waiters.setdefault(waiter.request_id, waiter)
         waiter.callers[caller.caller_id] = caller
@@ -274,7 +283,7 @@ class WaiterQueue:
     def __contains__(self, caller_id: CallerId) -> bool:
         return caller_id in self._request_of
 
-    def waiter_of(self, caller_id: CallerId) -> Waiter:
+    def waiter_of(self, caller_id: CallerId) -> RequestT:
         """Return the waiter of a caller that waits."""
         return self.waiters[self._request_of[caller_id]]
 
@@ -288,7 +297,7 @@ class WaiterQueue:
         self._by_deadline.compact(len(self._request_of))
         return caller
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, waiter: RequestT) -> None:
         """Remove a waiter with all its callers, which the waiter still lists."""
         del self.waiters[waiter.request_id]
         for caller_id in waiter.callers:

@@ -23,7 +23,8 @@ from breadbox_server.core.model.config import MEMBERS_MAX
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import PayloadId, WorkerId
-from breadbox_server.core.model.inputs import Fragment, GroupEndReason
+from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
+from breadbox_server.core.pacing import Reserved
 from breadbox_server.core.state.assembly import (
     ADMITTED_CODE,
     CLOSES,
@@ -59,9 +60,10 @@ class GroupChunk(OpenChunk):
         worker_id: WorkerId,
         fragments: Sequence[Fragment],
         touched_at: float,
+        version_of: VersionOf,
         required: Sequence[str],
     ) -> None:
-        super().__init__(worker_id, list(fragments), touched_at)
+        super().__init__(worker_id, list(fragments), touched_at, version_of)
         self.fragments = []
         self.members: dict[int, dict[str, int]] = {}
         """Places of the parts of each member, in the order in which they came."""
@@ -154,13 +156,12 @@ class Groups(Assembly):
     # Most groups have ended: the bound on them is met all the time.
     idle_search_max: ClassVar[int | None] = None
 
-    tickets: Tickets
-
     def __init__(
         self,
         fragments_per_chunk: int,
-        on_end: Callable[[GroupEndReason], None],
+        version_of: VersionOf,
         tickets: Tickets,
+        on_end: Callable[[GroupEndReason], None],
         drop_equal: Callable[[], str],
         on_left_over: Callable[[list[Fragment]], None],
         required: Sequence[str],
@@ -169,8 +170,7 @@ class Groups(Assembly):
 
         *on_left_over* gets what incomplete members of a delivered group have.
         """
-        super().__init__(fragments_per_chunk)
-        self.tickets = tickets
+        super().__init__(fragments_per_chunk, version_of, tickets)
         self.required = required
         """Parts with which a member is complete; changes only while nothing is open."""
         self._on_left_over = on_left_over
@@ -182,6 +182,20 @@ class Groups(Assembly):
         self.none_idle = (-1, -1)
         """`freed_count` and number of groups at the latest search for a group to forget, if it
         found none. Until one of the two changes, another search finds none either."""
+
+    @property
+    def reserved_count(self) -> int:
+        """Number of groups that are open, those with a ticket and no member included."""
+        return len(self.open) + len(self.tickets.unbegun)
+
+    def reserved(self) -> Iterator[Reserved]:
+        """List the open groups; one with a ticket may yet get a member of the ticket's version."""
+        for name, chunk in self.open.items():
+            ticket = self.tickets.by_group.get(name)
+            version = chunk.version if ticket is None else min(chunk.version, ticket.model_version)
+            yield Reserved(version, name)
+        for name, ticket in self.tickets.unbegun.items():
+            yield Reserved(ticket.model_version, name)
 
     def preview(
         self,
@@ -252,8 +266,9 @@ class Groups(Assembly):
             chunk.touched_at = now
             self.open.move_to_end(worker.worker_id)
             self.open_fragment_count += len(chunk.fragments) - before
-            if fragment.model_version_min < chunk.version:
-                chunk.version = fragment.model_version_min
+            version = self.version_of(fragment)
+            if version < chunk.version:
+                chunk.version = version
                 self._by_version.push((chunk.version, worker.worker_id))
         count, size = len(chunk.complete), self.fragments_per_chunk
         if size and count == size:
@@ -290,7 +305,7 @@ class Groups(Assembly):
             return self.discard(group)
         gone = chunk.take_out(member)
         self.open_fragment_count -= len(gone)
-        version = min([each.model_version_min for each in chunk.fragments])
+        version = min(map(self.version_of, chunk.fragments))
         if version != chunk.version:
             chunk.version = version
             self._by_version.push((version, name))
@@ -348,7 +363,6 @@ class Groups(Assembly):
         self._ends.clear()
         self._names = None
         self.none_idle = (-1, -1)
-        self.tickets.end_all(TicketEnd.SESSION_ENDED)
         return super().discard_all()
 
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
@@ -364,7 +378,8 @@ class Groups(Assembly):
 
     def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
         """Open a group with the fragments that it has."""
-        self.put(worker, GroupChunk(worker.worker_id, fragments, touched_at, self.required))
+        place = (worker.worker_id, fragments, touched_at)
+        self.put(worker, GroupChunk(*place, self.version_of, self.required))
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a group that has ended, and its end."""
@@ -432,7 +447,6 @@ class Groups(Assembly):
         assert self._ends == ended, "O2: ends"
         assert [*self._ends] == sorted(ended), "O3"
         assert self.ended_count >= max(ended, default=0), "O3: the latest"
-        self.tickets.check_invariants()
         for name in self.tickets.by_group:
             assert (name in self.tickets.unbegun) == (name not in self.open), "O4: begun"
             assert name in self.open or name not in self.workers, "O4: a ticket of an ended group"

@@ -44,6 +44,7 @@ class ChunkHoldings:
         counters: Counters,
         events: list[Event],
         note_unused: Callable[[Sequence[Fragment], EvictionReason], None],
+        by_newest: bool,
     ) -> None:
         self._buffer = buffer
         self._removal_seed = removal_seed
@@ -53,6 +54,7 @@ class ChunkHoldings:
         self._counters = counters
         self._events = events
         self._note_unused = note_unused
+        self.by_newest = by_newest
         self.table = ChunkTable(sampler, remover)
         self.subscriptions = Subscriptions(payloads, counters)
         self.closed_count = 0
@@ -75,7 +77,7 @@ class ChunkHoldings:
 
     def close(self, fragments: Sequence[Fragment]) -> Chunk:
         """Make a chunk from fragments whose payloads are taken, and hold it."""
-        chunk = Chunk(ChunkId(self.closed_count), tuple(fragments))
+        chunk = Chunk(ChunkId(self.closed_count), tuple(fragments), by_newest=self.by_newest)
         self.closed_count += 1
         for fragment in chunk.fragments:
             self._payloads.owners[fragment.payload.payload_id] = chunk
@@ -85,8 +87,15 @@ class ChunkHoldings:
 
     @property
     def closes_in_order(self) -> bool:
-        """Whether the oldest leave for room, and nothing is retained that would go first."""
-        return self.table.remover is None and not self.subscriptions.retained_count
+        """Whether the oldest leave for room, and nothing is retained that would go first.
+
+        And chunks are made in the quick way: their versions count from the oldest step.
+        """
+        return (
+            self.table.remover is None
+            and not self.subscriptions.retained_count
+            and not self.by_newest
+        )
 
     def close_each(
         self, fragments: Sequence[Fragment], chunk_count_max: int, referred_bytes_max: int

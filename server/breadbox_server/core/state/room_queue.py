@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from breadbox_server.core.model.ids import CallerId, SessionId, WorkerId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, VersionOf
 from breadbox_server.core.model.lazy_heap import LazyHeap
 
 PLACES_KEPT_MAX: Final = 65_536
@@ -113,14 +113,13 @@ class RoomQueue:
         first = next(self.waiting(), None)
         return None if first is None else first.waits_for
 
-    def note_outdated(self, session_id: SessionId, version_min: int) -> None:
+    def note_outdated(self, session_id: SessionId, version_min: int, version_of: VersionOf) -> None:
         """Note those that wait with a fragment of another session, or a stale one; O(waiting)."""
         self.outdated = deque(
             [
                 each
                 for each in self.waiting()
-                if each.fragment.session_id != session_id
-                or each.fragment.model_version_min < version_min
+                if each.fragment.session_id != session_id or version_of(each.fragment) < version_min
             ]
         )
 

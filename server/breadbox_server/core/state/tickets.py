@@ -1,4 +1,4 @@
-"""Tickets: groups that are reserved before their first member (B33).
+"""Tickets: groups, or chunks of one worker, that are reserved before they are begun (B33).
 
 T1  A ticket ends once: with its group, given back, by expiry, or with its session.
 T2  A ticket is in the expiry order if and only if it lives, and at its latest expiry only.
@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from breadbox_server.core.model.events import TicketEnd
 from breadbox_server.core.model.ids import ModelVersion, RequestId, WorkerId
 from breadbox_server.core.model.lazy_heap import LazyHeap
-from breadbox_server.core.state.grants import Waiter
+from breadbox_server.core.state.grants import Request
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """The right to fill one group, held by a client under a lease."""
+    """The right to fill one group or chunk, held by a client under a lease."""
 
     group: WorkerId
+    """Its name, which is that of its group where the buffer makes groups."""
     request_id: RequestId
     holder: str
     model_version: ModelVersion
@@ -34,10 +35,11 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class TicketWaiter(Waiter):
-    """A request for tickets; `fragment_count` is the number that it asks for."""
+class TicketWaiter(Request):
+    """A request for tickets."""
 
-    holder: str = ""
+    ticket_count: int
+    holder: str
 
 
 class Tickets:
@@ -47,7 +49,7 @@ class Tickets:
         self._on_end = on_end
         self.by_group: dict[WorkerId, Ticket] = {}
         self.unbegun: dict[WorkerId, Ticket] = {}
-        """Those of groups without a member yet."""
+        """Those of groups without a member yet; where workers make chunks, all."""
         self.by_request: dict[RequestId, list[Ticket]] = {}
         """The tickets of each request that live, in the order in which they were given."""
         self.counts: Counter[str] = Counter()
