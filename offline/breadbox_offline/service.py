@@ -481,6 +481,7 @@ def read_buffer(
 
     Raises:
         BufferNotFoundError: There is no such buffer.
+        OfflineDataError: It holds sequences, such as completions.
         WaitElapsedError: Learners leased the chunks for all of `max_wait_s`.
         ReplayBufferError: See `Client.fetch` and `Client.load_fragments`.
     """
@@ -497,6 +498,9 @@ def read_buffer(
             if place:
                 lease.renew()  # Writing a file may take longer than a lease lives.
             for fragment in client.load_fragments(some):
+                if not isinstance(fragment, Fragment):
+                    problem = f"buffer {buffer!r} holds sequences: these have no steps to write"
+                    raise OfflineDataError(problem)
                 yield from reader.add(fragment)
         yield from reader.finish()
     finally:

@@ -367,7 +367,7 @@ async def test_wrong_options_are_refused_before_anything_is_loaded(
     async_client: aio.Client,
 ) -> None:
     async with await async_client.fetch(FRAGMENT_COUNT) as lease:
-        with pytest.raises(errors.errors.InvalidRequestError, match="batch_size"):
+        with pytest.raises(errors.InvalidRequestError, match="batch_size"):
             lease.batches(0)
         with pytest.raises(errors.InvalidRequestError, match="prefetch_batches"):
             lease.batches(1, prefetch_batches=-1)

@@ -3,8 +3,12 @@
 Whatever comes, no group is granted partial unless it was asked for, none stale, none twice, and of
 each member that was admitted its group is delivered, or its end is told. With tickets, some holders
 of which die, no more groups are begun than the learner takes, and each ticket ends once.
+
+MEMBERS says how many, such as 1000000:
+MEMBERS=1000000 python -m pytest tests/core/test_groups_simulated.py -k 1000000
 """
 
+import os
 import random
 from collections import defaultdict
 
@@ -34,10 +38,10 @@ from support.metadata import make_fragment
 from support.tiers import long_but
 
 SIZE, BATCH = 8, 40
-MEMBERS = (8_000, 100_000)
+MEMBERS = (8_000, int(os.environ.get("MEMBERS", "100000")))
 """The few in `make test`, the many in `make test-long`."""
 TOLD = {"incomplete", "stale", "lost", "evicted", "equal", "given_back"}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + MEMBERS[-1] // 500)]
 
 
 def numbers(group: str) -> str:
@@ -84,14 +88,14 @@ class Paced(Producers):
         self.simulation = simulation
         self.held: dict[str, float] = {}
         """Groups with a ticket that is renewed, and when that is due."""
-        self.taken: list[str] = []
+        self.taken: set[str] = set()
 
     def next_batch(self, version: int) -> list[Fragment]:
         world = self.simulation
         self.renew_or_give_back()
         for group in world.take_tickets(self.rng.randrange(1, 9)):
             assert group not in self.taken, "a name given twice"
-            self.taken.append(group)
+            self.taken.add(group)
             members = list(range(SIZE))
             self.rng.shuffle(members)
             fate = self.rng.random()

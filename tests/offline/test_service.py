@@ -40,6 +40,7 @@ from breadbox_offline.service import (
 from breadbox_offline.training.mixing import BufferMixer
 from breadbox_policies import PolicyModule, make_policy, policy_weights
 from support.rllib_cases import make_toy_episode
+from support.sequences import sequence
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -237,6 +238,12 @@ def test_an_empty_buffer_has_no_episodes_and_an_absent_one_is_an_error(
 ) -> None:
     ensure_demo_buffer(client, "empty", capacity_chunks=10)
     assert [] == list(read_buffer(client, "empty"))
+    config = BufferConfig.preset("groups", fragments_per_chunk=1)
+    client.create_buffer("completions", config)
+    session = client.start_session("completions", buffer="completions")
+    client.append(sequence(session_id=session.session_id), buffer="completions")
+    with pytest.raises(OfflineDataError, match="buffer 'completions' holds sequences"):
+        list(read_buffer(client, "completions"))
     with pytest.raises(BufferNotFoundError):
         list(read_buffer(client, "absent"))
 

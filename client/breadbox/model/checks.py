@@ -1,13 +1,14 @@
 """Arguments of a wrong type, refused with their names."""
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
 from breadbox.model.errors import InvalidRequestError
 
 
-def checked_columns(columns: object) -> tuple[str, ...] | None:
+def checked_columns(columns: Any) -> tuple[str, ...] | None:
     """Return the paths of columns, or raise InvalidRequestError if they are no list of texts."""
     if columns is None:
         return None
