@@ -98,7 +98,8 @@ class Simulation:
                 settled: Iterator[Appended | None] = iter(())
                 if offered.reservation_id is not None:
                     settle = Settle(B, offered.reservation_id, there)
-                    settled = iter(self.buffers.apply(settle, now=self.now))
+                    answered = self.buffers.apply(settle, now=self.now)
+                    settled = iter(answered)
                 for each in offered.answers:
                     answer = next(settled) if each is None else each
                     outcomes.append(None if answer is None else answer.outcome)
