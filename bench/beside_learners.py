@@ -80,6 +80,7 @@ CASES = (
             *_SHAPE["Pendulum-v1"][2:],
             *("--minibatch-fragments", "1", "--epochs", "10", "--lr", "1e-3", "--discount", "0.9"),
             *("--entropy-coefficient", "0", "--advantage-normalization", "minibatch"),
+            "--no-normalize-rewards",
         ),
         {"n_steps": 1024, "gamma": 0.9, "learning_rate": 1e-3},
         (
@@ -113,7 +114,7 @@ CASES = (
         "own, discount 0.9",
         98_304,
         ("--envs-per-process", "8"),
-        ("--discount", "0.9", "--normalize-rewards"),
+        ("--discount", "0.9"),
         {"gamma": 0.9},
         ("--gamma", "0.9"),
         2048,

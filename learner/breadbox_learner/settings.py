@@ -20,9 +20,9 @@ class PpoConfig(Settings):
     """gamma: weight of a reward one step later."""
     gae_lambda: float = setting(0.95, ge=0, le=1)
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
-    normalize_rewards: bool = False
+    normalize_rewards: bool | None = None
     """Divide rewards by the running deviation of the discounted return. Fragments keep their own;
-    values are in units of what is trained on."""
+    values are in units of what is trained on. Default: where actions are floating-point numbers."""
     reward_clip: float = setting(10.0, gt=0)
     """Bound of a reward's size after normalize_rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"

@@ -219,6 +219,33 @@ class _Halves(Ranks):
         return self._told[0]
 
 
+class Continuous(Scaled):
+    """The same for a number over or under 0."""
+
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        return super().step(action[0] > 0)
+
+
+@pytest.mark.parametrize(
+    ("make_env", "options", "counted"),
+    [
+        (Scaled, {}, 0),
+        (Scaled, {"normalize_rewards": True}, 2 * 32 * ENVIRONMENTS),
+        (Continuous, {}, 2 * 32 * ENVIRONMENTS),
+        (Continuous, {"normalize_rewards": False}, 0),
+    ],
+)
+def test_rewards_are_scaled_by_default_where_actions_are_continuous(
+    make_env: Any, options: dict[str, bool], counted: int
+) -> None:
+    policy = policy_of(make_env())
+    trainer = PpoUpdater(policy, PpoConfig(epochs=1, **options))
+    trainer.update(collate(rollout_of(make_env).collect(policy, 2)))
+    assert trainer.rewards.written()["count"] == [counted]
+
+
 def test_all_ranks_have_the_same_statistics() -> None:
     rollout = rollout_of(Scaled)
     policies = [policy_of(Scaled(), normalize_observations=True) for _ in range(2)]

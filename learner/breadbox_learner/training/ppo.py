@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError
-from breadbox.model.trees import Tree, map_tree
+from breadbox.model.trees import Tree, leaves, map_tree
 from breadbox.writing.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.settings import PpoConfig
@@ -148,9 +148,7 @@ class PpoUpdater:
         self._set_out(number, environment_steps)
         batch = batch.to(self.device)
         self.policy.eval()
-        prepared = self._prepare(
-            self.rewards.scaled(batch) if self.config.normalize_rewards else batch
-        )
+        prepared = self._prepare(self.rewards.scaled(batch) if self._normalizes(batch) else batch)
         self.policy.train()
         parts = max(1, round(len(batch) / self.config.minibatch_fragments))
         if batch.in_state is None and self.policy.initial_state(1) is None:
@@ -280,6 +278,13 @@ class PpoUpdater:
             value[row, torch.from_numpy(sequence.next_position).to(self.device)],
             final,
         )
+
+    def _normalizes(self, batch: TrainingBatch) -> bool:
+        """Tasks of continuous control have returns of any size; others mostly count wins."""
+        chosen = self.config.normalize_rewards
+        if chosen is None:
+            return any(action.is_floating_point() for _, action in leaves(batch.action))
+        return chosen
 
     def _normalized(self, advantage: Tensor, part: str) -> Tensor:
         """Scale to mean 0 and deviation 1 over all ranks, if this *part* is to be normalised.
