@@ -236,7 +236,13 @@ class ReplayBuffer:
         return [
             [
                 inputs.GrantedFragment(
-                    each, ChunkId(-1), max(0, version - each.model_version_min), 0, 1.0, 1.0, 0
+                    each,
+                    ChunkId(-1),
+                    max(0, version - self._state.version_of(each)),
+                    0,
+                    1.0,
+                    1.0,
+                    0,
                 )
                 for each in member
             ]
