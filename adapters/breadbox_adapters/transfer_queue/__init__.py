@@ -19,7 +19,7 @@ What is different from TransferQueue, and why:
 
 from breadbox_adapters import extra
 
-with extra("transfer-queue"):
+with extra("transfer_queue"):
     import tensordict as _tensordict  # noqa: F401
 
 from breadbox_adapters.transfer_queue.checkpoints import load_checkpoint, save_checkpoint

@@ -131,7 +131,8 @@ class BatchMeta(_Batch):
 
     def __post_init__(self) -> None:
         count = len(self.global_indexes)
-        self.field_schema = {**(self.field_schema or {})}
+        self.global_indexes, self.partition_ids = [*self.global_indexes], [*self.partition_ids]
+        self.field_schema = {name: {**each} for name, each in (self.field_schema or {}).items()}
         self.extra_info = {**(self.extra_info or {})}
         status = np.zeros(count) if self.production_status is None else self.production_status
         self.production_status = np.array(status, np.int8)
