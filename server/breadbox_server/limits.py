@@ -22,6 +22,7 @@ from breadbox_server.core.model.config import (
 )
 from breadbox_server.core.model.schemas import SCHEMAS_MAX
 from breadbox_server.core.rules.intake import INDEX_JUMP_MAX
+from breadbox_server.core.rules.parts import PARTS_MAX
 from breadbox_server.core.rules.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
 from breadbox_server.core.rules.tickets import TICKETS_PER_REQUEST_MAX
 from breadbox_server.core.state.buffer_state import QUARANTINED_MAX
@@ -562,6 +563,11 @@ limit("tickets of a request", TICKETS_PER_REQUEST_MAX, MESSAGE, "ARGUMENT_INVALI
 GROUP_ENDS_MAX: Final = limit(
     "ends of groups in a reply", 1_024, MESSAGE, "the caller asks for those after them"
 )
+MEMBER_KEYS_MAX: Final = limit(
+    "members named by a request", READ_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"
+)
+MEMBERS_PAGE_MAX: Final = limit("members listed in a reply", 1_024, MESSAGE, "the next page")
+limit("parts of a member", PARTS_MAX, BUFFER, "ARGUMENT_INVALID")
 TICKETS_HELD_MAX: Final = limit(
     "tickets of a buffer, and requests for them that wait",
     16_384,

@@ -168,6 +168,8 @@ class FragmentMetadata:
     """Priority at its append, from 0 to 1e30; a chunk has the largest of its fragments'."""
     numbers: Mapping[str, Number] = field(default_factory=dict, hash=False)
     """Numbers of a sequence by name, or empty."""
+    part: str = ""
+    """Name of a part of a member, or empty for the member itself."""
 
 
 class ArrayType(NamedTuple):
@@ -435,6 +437,26 @@ class OpenGroup(NamedTuple):
     """The first 8 of them."""
     silent_s: float
     """Seconds since its latest member was admitted."""
+
+
+class MemberDescription(NamedTuple):
+    """A member of an open group."""
+
+    group: str
+    member: int
+    parts: tuple[str, ...]
+    """Names of its parts, in the order in which they came; its sequence is "tokens"."""
+    numbers: Mapping[str, Number]
+    """Numbers from all that was attached to it."""
+
+
+class MembersRead(NamedTuple):
+    """The parts of members, one after the other."""
+
+    references: list[FragmentReference]
+    part_counts: tuple[int, ...]
+    """Parts of each member, or -1 if there is no such member."""
+    lease_id: str | None
 
 
 class TicketGrant(NamedTuple):

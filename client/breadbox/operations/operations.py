@@ -32,7 +32,7 @@ import grpc
 
 from breadbox import payload, stores
 from breadbox.model import errors
-from breadbox.model.fragment import Appendable
+from breadbox.model.fragment import Appendable, Part
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
@@ -93,6 +93,7 @@ _REFUSED = frozenset(
         AdmissionOutcome.STALE,
         AdmissionOutcome.WRONG_SESSION,
         AdmissionOutcome.GROUP_ENDED,
+        AdmissionOutcome.PART_CONFLICT,
     }
 )
 PRIORITY_MAX = 1e30
@@ -841,6 +842,9 @@ def append_many(
     fragments: Iterable[Appendable],
     codecs: str | Mapping[str, str] | None = None,
     answered: Callable[[list[AppendResult]], None] | None = None,
+    *,
+    replaces: bool = False,
+    count_max: int = APPEND_COUNT_MAX,
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
@@ -855,15 +859,15 @@ def append_many(
     first = next(fragments, None)
     if first is not None:
         fragments = chain([first], fragments)
-        if not first.session_id:
+        if not first.session_id and not isinstance(first, Part):
             fragments = map(partial(_in_session, (yield from _session(context, buffer))), fragments)
-    make = partial(_Appending, context, buffer, store, codecs or context.options.codecs)
+    make = partial(_Appending, context, buffer, store, codecs or context.options.codecs, replaces)
     if answered is not None:
-        yield from _run_in_order(map(make, _groups(fragments)), answered)
+        yield from _run_in_order(map(make, _groups(fragments, count_max)), answered)
         return []
     fragments, results = list(fragments), list[AppendResult]()
     try:
-        yield from _run_in_order(map(make, _groups(fragments)), results.extend)
+        yield from _run_in_order(map(make, _groups(fragments, count_max)), results.extend)
     except errors.BackpressureError as error:
         results += error.results
         unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
@@ -922,12 +926,12 @@ def _run_in_order(
         report()
 
 
-def _groups(fragments: Iterable[Appendable]) -> Iterator[Sequence[Appendable]]:
+def _groups(fragments: Iterable[Appendable], count_max: int) -> Iterator[Sequence[Appendable]]:
     group: list[Appendable] = []
     size_bytes = 0
     for fragment in fragments:
         fragment_bytes = fragment.size_bytes
-        is_full = len(group) >= APPEND_COUNT_MAX or size_bytes + fragment_bytes > APPEND_BYTES_MAX
+        is_full = len(group) >= count_max or size_bytes + fragment_bytes > APPEND_BYTES_MAX
         if group and is_full:
             yield group
             group, size_bytes = [], 0
@@ -946,9 +950,11 @@ class _Appending:
         buffer: str,
         store: PayloadStore,
         codecs: str | Mapping[str, str],
+        replaces: bool,
         fragments: Sequence[Appendable],
     ) -> None:
         self._context = context
+        self._replaces = replaces
         self._origin = context.origin
         self._buffer = buffer
         self._store = store
@@ -998,7 +1004,10 @@ class _Appending:
             except errors.StoreFullError:
                 middle = len(self._fragments) // 2
                 return [
-                    _Appending(self._context, self._buffer, self._store, self._codecs, half)
+                    _Appending(
+                        *(self._context, self._buffer, self._store, self._codecs, self._replaces),
+                        half,
+                    )
                     for half in (self._fragments[:middle], self._fragments[middle:])
                 ]
             except errors.StoreUnavailableError:
@@ -1077,6 +1086,7 @@ class _Appending:
             # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
             # keeps its position in the queue.
             max_wait_s=min(left_s, options.deadline_s * ROOM_PART),
+            replaces=self._replaces,
         )
 
     def _announce(

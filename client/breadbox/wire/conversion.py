@@ -21,8 +21,7 @@ from google.protobuf.message import Message
 
 from breadbox.model import types
 from breadbox.model.errors import InternalError, InvalidRequestError
-from breadbox.model.fragment import METADATA_FIELDS, Appendable
-from breadbox.model.fragment import Sequence as TokenSequence
+from breadbox.model.fragment import METADATA_FIELDS, Appendable, Fragment, Part
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Functions, MessageMapping, members
@@ -132,6 +131,7 @@ METADATA = MessageMapping(
     parts={"payload": PAYLOAD, "numbers": NUMBERS},
     # Nearly all have the default, which is left out.
     absent={"priority": 1.0},
+    left_out=("replaces",),
 )
 _REFERENCE = MessageMapping(
     fragment_pb2.FragmentReference,
@@ -160,6 +160,7 @@ CONFIG = MessageMapping(
     },
 )
 _SUBSCRIPTION = MessageMapping(buffer_pb2.Subscription, types.Subscription)
+_MEMBER = MessageMapping(pb.MemberDescription, types.MemberDescription, parts={"numbers": NUMBERS})
 WORKER = MessageMapping(buffer_pb2.WorkerSteps, types.WorkerSteps)
 _BUFFER = MessageMapping(
     buffer_pb2.Buffer,
@@ -212,14 +213,20 @@ _metadata_fields_of = attrgetter(*METADATA_FIELDS)
 
 
 def announcement(
-    fragment: Appendable, payload: types.PayloadReference | None, schema_hash: int = NO_SCHEMA
+    fragment: Appendable,
+    payload: types.PayloadReference | None,
+    schema_hash: int = NO_SCHEMA,
+    *,
+    replaces: bool = False,
 ) -> fragment_pb2.FragmentMetadata:
     """Return the announcement of a fragment; `payload` is None if it is inline."""
     fields = dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True))
     if fields["priority"] == 1.0:
         del fields["priority"]  # As nearly all have: left out.
-    if type(fragment) is TokenSequence:
+    if type(fragment) is not Fragment:
         fields["numbers"] = to_text(fragment.numbers)
+    if type(fragment) is Part:
+        fields |= {"part": fragment.name, "replaces": replaces and bool(fragment.name)}
     return build(
         fragment_pb2.FragmentMetadata,
         payload=None if payload is None else to_wire(PAYLOAD, payload),
@@ -248,6 +255,29 @@ def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
         types.GroupEnd(each.number, each.group, _group_end(each.reason), each.member_count)
         for each in message.ends
     ]
+
+
+def members_from_wire(message: pb.ListMembersResponse) -> list[types.MemberDescription]:
+    """Read a page of members."""
+    return list(map(_MEMBER.read, message.members))
+
+
+def member_keys(keys: Iterable[tuple[str, int]]) -> list[pb.MemberKey]:
+    """Return the keys of members for a request."""
+    return [build(pb.MemberKey, group=group, member=member) for group, member in keys]
+
+
+def members_read_from_wire(message: pb.ReadMembersResponse) -> types.MembersRead:
+    """Read the parts of members, each as one reference."""
+    bodies = message.payloads or repeat(b"")
+    return types.MembersRead(
+        [
+            types.FragmentReference(METADATA.read(each), -1, 0, 0, body=body)
+            for each, body in zip(message.parts, bodies, strict=False)
+        ],
+        tuple(message.part_counts),
+        message.lease.lease_id if message.HasField("lease") else None,
+    )
 
 
 def references_from_wire(

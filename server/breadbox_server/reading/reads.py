@@ -1,6 +1,7 @@
 """Reads that use nothing up: of the model, of chunks after a cursor, and of named cursors (B16)."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -8,9 +9,14 @@ from typing import Final, NamedTuple
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.core.model.description import GroupEnd, SubscriptionDescription
 from breadbox_server.core.model.errors import DrainingError
-from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId
-from breadbox_server.core.model.inputs import ModelState, Payload
-from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
+from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
+from breadbox_server.core.model.inputs import Fragment, ModelState, Payload
+from breadbox_server.core.rules.reading import (
+    READ_BYTES_MAX,
+    READ_FRAGMENTS_MAX,
+    ChunksRead,
+    ReadSpec,
+)
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.limits import (
     GROUP_ENDS_MAX,
@@ -67,6 +73,17 @@ class ReadResult(NamedTuple):
     reply: ReadBody
     lease: ReadLease | None
     """Lease on the payloads, or None if all are inline."""
+
+
+@dataclass(slots=True)
+class MembersRead:
+    """The parts of members, one after the other."""
+
+    fragments: list[Fragment]
+    counts: list[int]
+    """Parts of each member, or -1 if it is not there."""
+    lease_s: float
+    """Seconds that leases of the buffer live."""
 
 
 class Arrivals:
@@ -209,15 +226,31 @@ class Reads:
             reply = ReadBody(bodies)
             if not absent and reply.is_shared:
                 cached.replies[bytes_max] = reply
+        lease = await self._leased(
+            *(buffer, cached.payloads, reply, absent, lease_s or found.lease_s, caller), is_look
+        )
+        self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
+        return ReadResult(found, reply, lease)
+
+    async def _leased(
+        self,
+        buffer: BufferName,
+        payloads: Sequence[Payload],
+        reply: ReadBody,
+        absent: Sequence[int],
+        lease_s: float,
+        caller: Caller,
+        is_look: bool,
+    ) -> ReadLease | None:
+        """Read what lacks of a reply, and return the lease on its payloads, or None."""
         lease = None
         if not reply.is_whole:
             lease = self.leases.take(
-                *(buffer, cached.payloads, lease_s or found.lease_s, caller.holder(buffer)),
-                is_look=is_look,
+                buffer, payloads, lease_s, caller.holder(buffer), is_look=is_look
             )
         try:
             await self._core.turns.settled()
-            await self._bodies.add(reply.bodies, cached.payloads, absent)
+            await self._bodies.add(reply.bodies, payloads, absent)
         except BaseException:
             # Nobody will hear of it.
             if lease is not None:
@@ -226,8 +259,45 @@ class Reads:
         if lease is not None and reply.is_whole:
             self.leases.release(lease.lease_id)
             lease = None
-        self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
-        return ReadResult(found, reply, lease)
+        return lease
+
+    async def read_members(
+        self,
+        buffer: BufferName,
+        keys: Sequence[tuple[WorkerId, int]],
+        names: frozenset[str],
+        *,
+        lease_s: float | None,
+        inline_bytes_max: int,
+        is_look: bool = False,
+        caller: Caller = ANONYMOUS,
+    ) -> "tuple[MembersRead, ReadBody, ReadLease | None]":
+        """Return the parts of members, under a lease, of as many keys as a reply takes (B34)."""
+        self._core.check_serving()
+
+        def look() -> MembersRead:
+            held, found = self._core.buffers[buffer], MembersRead([], [], 0.0)
+            found.lease_s = held.config.lease_s
+            size_bytes = 0
+            for group, member in keys:
+                parts = held.parts(group, member, names)
+                found.counts.append(-1 if parts is None else len(parts))
+                found.fragments += parts or ()
+                size_bytes += sum([each.payload.size_bytes for each in parts or ()])
+                if len(found.fragments) >= READ_FRAGMENTS_MAX or size_bytes >= READ_BYTES_MAX:
+                    break
+            return found
+
+        found = await self._core.look(look)
+        payloads = [each.payload for each in found.fragments]
+        bodies, absent = self._bodies.at_hand(
+            payloads, min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
+        )
+        reply = ReadBody(bodies)
+        lease = await self._leased(
+            buffer, payloads, reply, absent, lease_s or found.lease_s, caller, is_look
+        )
+        return found, reply, lease
 
     def _cached_read(self, buffer: BufferName, spec: ReadSpec) -> CachedRead:
         key = (buffer, spec)

@@ -40,6 +40,7 @@ from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,
+    DropMembers,
     EndSession,
     Fetch,
     GiveBackTicket,
@@ -54,11 +55,13 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.validation import check_buffer_name, check_int
+from breadbox_server.core.rules.parts import PARTS_MAX
 from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
     EPISODES_MAX,
     GATEWAY_PAYLOADS_MAX,
+    MEMBERS_PAGE_MAX,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
     REPORT_WORKERS_MAX,
@@ -252,6 +255,60 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         return pb.GiveBackTicketResponse()
 
+    async def ListMembers(
+        self, request: pb.ListMembersRequest, context: Context
+    ) -> pb.ListMembersResponse:
+        """Show a page of the members of open groups that the caller's token is for."""
+        core, buffer = self._driver.core, convert.buffer_name(request.buffer)
+        # Before all: members are numbered from 0.
+        after = (request.after.group, request.after.member if request.HasField("after") else -1)
+        found = await core.look(
+            lambda: core.buffers[buffer].members(request.prefix, after, MEMBERS_PAGE_MAX)
+        )
+        await self._driver.turns.settled()
+        response, caller = pb.ListMembersResponse(), current_caller()
+        for each in found:
+            if caller.may_append_as(each.group):
+                convert.MEMBER.put(each, response.members.add())
+        if len(found) == MEMBERS_PAGE_MAX:
+            response.next_after.group, response.next_after.member = found[-1][:2]
+        return response
+
+    async def ReadMembers(
+        self, request: pb.ReadMembersRequest, context: Context
+    ) -> pb.ReadMembersResponse:
+        """Return the parts of members, by their keys."""
+        caller, names = current_caller(), request.parts
+        check_int("parts", len(names), 0, PARTS_MAX)
+        found, reply, lease = await self._driver.reading.read_members(
+            convert.buffer_name(request.buffer),
+            convert.member_keys(request.keys),
+            frozenset(names),
+            lease_s=convert.lease_s(request),
+            inline_bytes_max=self._inline_bytes_max(request),
+            is_look=caller.role is Role.VIEWER,
+            caller=caller,
+        )
+        response = pb.ReadMembersResponse(
+            part_counts=found.counts, payloads=reply.bodies if any(reply.bodies) else ()
+        )
+        for each in found.fragments:
+            convert.METADATA.put(each, response.parts.add())
+        if lease is not None:
+            response.lease.CopyFrom(self._lease(lease.lease_id, lease.expires_at))
+        return response
+
+    async def DropMembers(
+        self, request: pb.DropMembersRequest, context: Context
+    ) -> pb.DropMembersResponse:
+        """Let rows go by their keys."""
+        keys = convert.member_keys(request.keys)
+        groups, members = zip(*keys, strict=True)
+        count = await self._driver.core.call(
+            DropMembers(convert.buffer_name(request.buffer), groups, members)
+        )
+        return pb.DropMembersResponse(dropped_count=count)
+
     async def AppendFragments(
         self, request: pb.AppendFragmentsRequest, context: Context
     ) -> pb.AppendFragmentsResponse:
@@ -368,7 +425,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         rest = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
         return encoded + rest.SerializeToString()
 
-    def _inline_bytes_max(self, request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
+    def _inline_bytes_max(
+        self,
+        request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.ReadMembersRequest,
+    ) -> int:
         """Return how many bytes may be inline in the reply, 0 where the caller reads the store."""
         check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
         is_inline = self._inline_sizes[current_caller().role] > 0
@@ -420,10 +480,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def ReleaseLease(
         self, request: pb.ReleaseLeaseRequest, context: Context
     ) -> pb.ReleaseLeaseResponse:
-        """End a lease; a viewer ends those of its own reads, and finds no others."""
+        """End a lease; a viewer or producer ends those of its own reads, and finds no others."""
         buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
         caller = current_caller()
-        if caller.role is Role.VIEWER and not self._driver.reading.leases.knows(
+        if caller.role in (Role.VIEWER, Role.PRODUCER) and not self._driver.reading.leases.knows(
             buffer, lease_id, caller.holder(buffer)
         ):
             raise LeaseNotFoundError(lease_id)

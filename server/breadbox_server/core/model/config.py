@@ -7,6 +7,8 @@ from enum import Enum
 from breadbox_server.core.model.errors import InvalidArgumentError
 
 DAY_S = 86_400.0
+MEMBERS_MAX = 1024
+"""Members of a group."""
 GROUP_SILENCE_S_MIN = 1.0
 """Shortest `open_chunk_s` of groups: so often each that waits for room looks for it."""
 FRAGMENT_INDEX_MAX = 2**48
@@ -88,7 +90,7 @@ class BufferConfig:
 
     fragments_per_chunk: int = 1
     """Consecutive fragments that make a chunk, or members of a group; 1 to 1024; changes only in
-    an empty buffer."""
+    an empty buffer. 0: groups never close, and their members are rows (B34)."""
     capacity_chunks: int = 4096
     """Chunks held for sampling, and under BLOCK those that a lease may bring back; at the limit
     `full_policy` decides."""
@@ -157,8 +159,13 @@ class BufferConfig:
                 "priority_exponent",
                 f"must be from 0 to {PRIORITY_EXPONENT_MAX:g}, got {exponent!r}",
             )
-        if self.fragments_per_chunk > 1024:
-            raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
+        if self.fragments_per_chunk > MEMBERS_MAX:
+            raise InvalidArgumentError("fragments_per_chunk", f"must be at most {MEMBERS_MAX}")
+        if self.keeps_rows and (self.assembly is not AssemblyPolicy.GROUPS or self.tickets_max):
+            raise InvalidArgumentError(
+                "fragments_per_chunk",
+                "must be at least 1, but for `assembly` groups without `groups_per_version`",
+            )
         if self.assembly is AssemblyPolicy.GROUPS and self.open_chunk_s < GROUP_SILENCE_S_MIN:
             raise InvalidArgumentError(
                 "open_chunk_s",
@@ -186,7 +193,7 @@ class BufferConfig:
 
     def _check_counts(self) -> None:
         smallest = {
-            "fragments_per_chunk": 1,
+            "fragments_per_chunk": 0,
             "capacity_chunks": 1,
             "capacity_bytes": 1,
             "staleness_max": 0,
@@ -244,6 +251,11 @@ class BufferConfig:
             raise InvalidArgumentError(
                 name, f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}"
             )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether groups never close: their members are rows (B34)."""
+        return self.fragments_per_chunk == 0
 
     @property
     def tickets_max(self) -> int:
