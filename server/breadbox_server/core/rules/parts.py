@@ -46,7 +46,8 @@ def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment
         numbers = chunk.numbers.get(fragment.fragment_index, "")
         is_same = found.schema_hash == fragment.schema_hash
         brings = fragment.numbers and merged(numbers or "{}", fragment.numbers) != numbers
-        return found if is_same and not brings else None
+        is_last = next(reversed(chunk.members[fragment.fragment_index])) == fragment.part
+        return found if is_same and is_last and not brings else None
     return found
 
 

@@ -98,9 +98,14 @@ class GroupChunk(OpenChunk):
             self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
         if self.only_merges(fragment):
             return
-        places, end = self.members.setdefault(member, {}), len(self.fragments)
-        place = places.setdefault(fragment.part, end)
-        self.fragments[place : place + 1] = [fragment]
+        places = self.members.setdefault(member, {})
+        if (gone := places.pop(fragment.part, None)) is not None:
+            # What is attached last counts where arrays of several parts have one name.
+            del self.fragments[gone]
+            for others in self.members.values():
+                others.update({part: at - 1 for part, at in others.items() if at > gone})
+        places[fragment.part] = len(self.fragments)
+        self.fragments.append(fragment)
         if self.has_all(member):
             self.complete.add(member)
 
