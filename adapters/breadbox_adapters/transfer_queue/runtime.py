@@ -8,6 +8,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
@@ -35,13 +36,13 @@ class Runtime:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._rows: asyncio.Task[Rows] | None = None
 
-    def start(self, coroutine: Coroutine[Any, Any, R]) -> "asyncio.Future[R] | Any":
-        """Run a coroutine on the loop; return a future of `concurrent.futures`."""
+    def start(self, coroutine: Coroutine[Any, Any, R]) -> "Future[R]":
+        """Run a coroutine on the loop."""
         with self._lock:
-            if self._pid != os.getpid():
+            if self._loop is None or self._pid != os.getpid():
                 self._pid, self._rows, self._loop = os.getpid(), None, asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, daemon=True).start()
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -49,7 +50,7 @@ class Runtime:
     async def rows(self) -> Rows:
         """Return the rows, connected; on the loop."""
         if self._rows is None or (self._rows.done() and self._rows.exception()):
-            self._rows = self._loop.create_task(_connected())
+            self._rows = asyncio.get_running_loop().create_task(_connected())
         return await asyncio.shield(self._rows)
 
     async def close(self) -> None:
