@@ -20,6 +20,7 @@ from peers.packages import require
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.timeout(120),  # a process of its own imports torch
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
 ]
 
@@ -134,7 +135,7 @@ def test_objects_come_back_equal_and_of_their_types(partition: str) -> None:
 
 
 def test_arrays_within_objects_keep_type_and_shape(partition: str) -> None:
-    given = {
+    given: dict[str, Any] = {
         "pixels": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
         "scores": np.array([[1.5], [2.5]], np.float32),
         "one": np.float64(0.1),
@@ -265,7 +266,7 @@ def test_a_selected_column_that_not_all_rows_have_is_left_out(partition: str) ->
 def test_a_task_takes_each_row_once_and_another_task_takes_it_too(partition: str) -> None:
     client = tq.get_client()
     put(partition, ["a", "b", "c"], x=torch.arange(3))
-    ask = {"data_fields": ["x"], "partition_id": partition}
+    ask: dict[str, Any] = {"data_fields": ["x"], "partition_id": partition}
     first = client.get_meta(batch_size=2, task_name="read", **ask)
     assert ["a", "b"] == client.kv_retrieve_keys(first.global_indexes, partition)
     assert [0, 1] == client.get_data(first)["x"].tolist()
@@ -315,7 +316,7 @@ def test_batches_are_cut_joined_and_pickled(partition: str) -> None:
     rows = tq.get_client().kv_retrieve_meta(keys, partition)
     assert [2, 2, 1] == [each.size for each in meta.chunk(3)] == [len(e) for e in rows.chunk(3)]
     assert meta.keys == tq.KVBatchMeta.concat(meta.chunk(3)).keys
-    joined = tq.BatchMeta.concat(pickle.loads(pickle.dumps(rows.chunk(2))))  # noqa: S301
+    joined = tq.BatchMeta.concat(pickle.loads(pickle.dumps(rows.chunk(2))))
     assert rows.global_indexes == joined.global_indexes
     assert joined.is_ready
     assert [*range(5)] == tq.get_client().get_data(joined.select_fields(["x"]))["x"].tolist()

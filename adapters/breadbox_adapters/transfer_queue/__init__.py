@@ -1,20 +1,8 @@
 """TransferQueue's functions, on a server of Breadbox: rows and tags outlive every process.
 
-```sh
-export PYTHONPATH=$(breadbox transfer-queue-path) BREADBOX_SERVER=buffer:50051 BREADBOX_BUFFER=run-7
-```
-
-puts a module `transfer_queue` on the path that is this one, for verl, NeMo-RL and ROLL as they are.
-What is different from TransferQueue, and why:
-
-- Rows are the server's, and stay when processes end: name the buffer after the run. `close` closes a
-  connection. `init` uses nothing of its configuration.
-- Rows of a partition come sorted by their keys, not in the order in which they were put.
-- A row's number is made of its key. `get_meta` never waits, and takes rows in order of their keys.
-- A get of several keys of which some are gone raises, where TransferQueue returns fewer rows.
-- Values that are no tensors are JSON, never pickles; what JSON cannot say is a TypeError.
-- A row has at most 16 tags, each of 64 bytes; those that are no number, flag or text are JSON.
-- Samplers, storage backends and data loaders are not here; `data_parser` runs in the caller.
+With `PYTHONPATH=$(breadbox transfer-queue-path)` a module `transfer_queue` is this one. The server
+and the buffer come from `BREADBOX_SERVER` and `BREADBOX_BUFFER`. docs/agents.md says what is
+different from TransferQueue.
 """
 
 from breadbox_adapters import extra

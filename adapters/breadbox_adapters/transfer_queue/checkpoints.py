@@ -11,10 +11,12 @@ import numpy as np
 
 import breadbox
 from breadbox.payload.dtypes import as_leaf, parse_dtype, stored_array
-from breadbox_adapters.transfer_queue.rows import PARTS_PER_CALL, TASK, Rows, parts_of
+from breadbox_adapters.transfer_queue.rows import TASK, parts_of
 from breadbox_adapters.transfer_queue.runtime import runtime
 
 _INDEX: Final = "metadata.json"
+_ROWS_AT_ONCE: Final = 256
+"""Rows whose values are in memory at a time."""
 UNION: Final = "union"
 """Value of `BREADBOX_TQ_RESUME` with which rows that the server has win over a checkpoint's."""
 
@@ -50,11 +52,11 @@ def save_checkpoint(
 
 
 async def _saved(file: Any) -> list[dict[str, Any]]:
-    rows, index = await runtime.rows(), []
-    members = await rows.client.members()
-    for start in range(0, len(members), PARTS_PER_CALL):
-        some = members[start : start + PARTS_PER_CALL]
-        read = await rows.client.read_members([(each.group, each.member) for each in some])
+    client, index = (await runtime.rows()).client, []
+    members = await client.members()
+    for start in range(0, len(members), _ROWS_AT_ONCE):
+        some = members[start : start + _ROWS_AT_ONCE]
+        read = await client.read_members([(each.group, each.member) for each in some])
         for member, arrays in zip(some, read, strict=True):
             placed = {}
             for name, leaf in arrays.items():
@@ -82,19 +84,20 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
 
 
 async def _loaded(file: Any, index: list[dict[str, Any]]) -> None:
-    rows = await runtime.rows()
-    there = {each.group for each in await rows.client.members()}
+    client = (await runtime.rows()).client
+    there = {(each.group, each.member) for each in await client.members()}
     if os.environ.get("BREADBOX_TQ_RESUME") == UNION:
-        index = [each for each in index if each["group"] not in there]
+        index = [each for each in index if (each["group"], 0) not in there]
     else:
-        await rows.drop(there)
-    for start in range(0, len(index), PARTS_PER_CALL):
-        some = index[start : start + PARTS_PER_CALL]
-        await rows.put([part for each in some for part in _parts(file, each)])
+        await client.drop_members(there)
+    for start in range(0, len(index), _ROWS_AT_ONCE):
+        some = index[start : start + _ROWS_AT_ONCE]
+        await client.attach([part for each in some for part in _parts(file, each)], replace=True)
 
 
 def _parts(file: Any, row: dict[str, Any]) -> Iterator[breadbox.Part]:
-    columns, tasks = {}, {}
+    columns: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
     for name, (dtype, shape, offset) in row["arrays"].items():
         file.seek(offset)
         array = np.empty(shape, parse_dtype(dtype))

@@ -56,7 +56,11 @@ def _columns_of(fields: Any, count: int, parser: _Parser | None = None) -> dict[
             value = value.tolist()
         elif isinstance(value, NonTensorData):
             data = value.data
-            value = [*data] if isinstance(data, (np.ndarray, list)) and len(data) == count else [data] * count
+            value = (
+                [*data]
+                if isinstance(data, (np.ndarray, list)) and len(data) == count
+                else [data] * count
+            )
         elif isinstance(value, torch.Tensor) and value.is_nested:
             value = [*value.unbind()]
         elif not isinstance(value, (torch.Tensor, list, np.ndarray)):
@@ -91,7 +95,7 @@ async def _write(
         )
     ]
     rows = await runtime.rows()
-    await rows.put(parts)
+    await rows.client.attach(parts, replace=True)
     return rows
 
 
@@ -112,7 +116,9 @@ async def _kv_batch_put(
         raise ValueError("neither fields nor tags are given")
     asked = KVBatchMeta(_keys_of(keys), [{}] * len(keys))
     if fields is not None and fields.batch_size[0] != len(keys):
-        raise ValueError(f"keys of length {len(keys)} do not match fields of {fields.batch_size[0]}")
+        raise ValueError(
+            f"keys of length {len(keys)} do not match fields of {fields.batch_size[0]}"
+        )
     if tags is not None and len(tags) != len(keys):
         raise ValueError(f"keys of length {len(keys)} do not match length of tags {len(tags)}")
     columns = {} if fields is None else _columns_of(fields, len(keys), data_parser)
@@ -210,7 +216,8 @@ async def _kv_list(partition_id: str | None = None) -> dict[str, dict[str, Any]]
 async def _kv_clear(keys: list[str] | str, partition_id: str) -> None:
     """Drop rows; keys that are not there are ignored."""
     asked = [keys] if isinstance(keys, str) else keys
-    await (await runtime.rows()).drop([group_of(partition_id, key) for key in asked])
+    client = (await runtime.rows()).client
+    await client.drop_members([(group_of(partition_id, key), 0) for key in asked])
 
 
 kv_put, async_kv_put = both(_kv_put)
@@ -254,21 +261,20 @@ class TransferQueueClient:
     ) -> BatchMeta:
         """Take rows that have these columns and that the task never took; never waits.
 
-        Returns as many as asked for, or none where there are fewer, but fewer if another process
-        took some at the same time. With mode "force_fetch" all rows of the partition, which stay
-        untaken; with "insert" rows that are not yet there. `sampling_config` is not used.
+        Returns as many as asked for, or none where there are fewer; fewer if another process took
+        some at the same time. `sampling_config` is not used.
+
+        Raises:
+            ValueError: The mode is not "fetch", or no task is named.
         """
-        rows = await runtime.rows()
-        if mode == "insert":
-            made = [Row(partition_id, uuid.uuid4().hex, {}, {}, frozenset()) for _ in range(batch_size)]
-            return _meta_of(made, data_fields, is_ready=False)
-        found = [*(await rows.listed(partition_id)).values()]
-        if mode == "force_fetch":
-            return _meta_of(found, [name for name in _common(found) if name in data_fields])
         if mode != "fetch" or not task_name:
-            raise ValueError(f"mode {mode!r} without a task's name, or unknown")
-        wanted = {*data_fields}
-        ready = [row for row in found if wanted <= {*row.columns} and task_name not in row.tasks]
+            raise ValueError(f"only mode 'fetch' with a task_name is there, got {mode!r}")
+        rows, wanted = await runtime.rows(), {*data_fields}
+        ready = [
+            row
+            for row in (await rows.listed(partition_id)).values()
+            if wanted <= {*row.columns} and task_name not in row.tasks
+        ]
         if len(ready) < batch_size:
             return BatchMeta.empty()
         return _meta_of(await rows.take(ready[:batch_size], task_name), data_fields)
@@ -288,7 +294,9 @@ class TransferQueueClient:
         if metadata is None:
             if partition_id is None:
                 raise ValueError("neither metadata nor partition_id is given")
-            metadata = await self._get_meta([*data.keys()], data.batch_size[0], partition_id, "insert")
+            keys = [uuid.uuid4().hex for _ in range(data.batch_size[0])]
+            made = [Row(partition_id, key, {}, {}, frozenset()) for key in keys]
+            metadata = _meta_of(made, (), is_ready=False)
         names = _names_of(metadata)
         if not names:
             raise ValueError("metadata is empty")
@@ -325,7 +333,9 @@ class TransferQueueClient:
         columns = _common(rows)
         return _meta_of(rows, columns, is_ready=bool(columns))
 
-    async def _kv_retrieve_keys(self, global_indexes: list[int] | int, partition_id: str) -> list[str]:
+    async def _kv_retrieve_keys(
+        self, global_indexes: list[int] | int, partition_id: str
+    ) -> list[str]:
         """Return the keys of rows by their numbers.
 
         Raises:
@@ -343,25 +353,12 @@ class TransferQueueClient:
         rows = await (await runtime.rows()).listed(partition_id)
         return bool(rows) and all(task_name in row.tasks for row in rows.values())
 
-    async def _clear_samples(self, metadata: BatchMeta) -> None:
-        """Drop the rows."""
-        names = _names_of(metadata)
-        await (await runtime.rows()).drop([group_of(*each) for each in names])
-
-    async def _clear_partition(self, partition_id: str) -> None:
-        """Drop all rows of a partition."""
-        rows = await runtime.rows()
-        await rows.drop([*await rows.listed(partition_id)])
-
     get_meta, async_get_meta = both(_get_meta)
     put, async_put = both(_put)
     get_data, async_get_data = both(_get_data)
     kv_retrieve_meta, async_kv_retrieve_meta = both(_kv_retrieve_meta)
     kv_retrieve_keys, async_kv_retrieve_keys = both(_kv_retrieve_keys)
     check_consumption_status, async_check_consumption_status = both(_check_consumption_status)
-    clear_samples, async_clear_samples = both(_clear_samples)
-    clear_partition, async_clear_partition = both(_clear_partition)
-    kv_list, async_kv_list = staticmethod(kv_list), staticmethod(async_kv_list)
 
 
 _CLIENT = TransferQueueClient()

@@ -36,13 +36,6 @@ class _Batch:
         ends = itertools.accumulate(base + (index < more) for index in range(chunks))
         return [self._at(range(*each)) for each in itertools.pairwise([0, *ends])]
 
-    def _reorder(self, places: list[int]) -> None:
-        if sorted(places) != [*range(len(self))]:
-            raise ValueError(f"must name each of {len(self)} rows once, got {places}")
-        made = self._at(places)
-        for name in self._LISTS:
-            setattr(self, name, getattr(made, name))
-
 
 @dataclass
 class KVBatchMeta(_Batch):
@@ -71,21 +64,12 @@ class KVBatchMeta(_Batch):
                 raise ValueError(f"duplicated {name}")
         self.tags, self.extra_info = copy.deepcopy((self.tags, self.extra_info))
 
-    def select_keys(self, keys_to_select: list[str]) -> "KVBatchMeta":
-        """Return the rows of these keys, in this order.
-
-        Raises:
-            ValueError: A key is there twice.
-            RuntimeError: A key is not of this batch.
-        """
-        place = {key: index for index, key in enumerate(self.keys)}
-        if unknown := [key for key in keys_to_select if key not in place]:
-            raise RuntimeError(f"keys {unknown} not found in this batch")
-        return self._at([place[key] for key in keys_to_select])
-
     def reorder(self, indexes: list[int]) -> None:
         """Put the rows in this order, in place; a ValueError if that leaves one out."""
-        self._reorder(indexes)
+        if sorted(indexes) != [*range(len(self))]:
+            raise ValueError(f"must name each of {len(self)} rows once, got {indexes}")
+        taken = self._at(indexes)
+        self.keys, self.tags = taken.keys, taken.tags
 
     @classmethod
     def concat(cls, data: list["KVBatchMeta"]) -> "KVBatchMeta":
@@ -152,10 +136,6 @@ class BatchMeta(_Batch):
         """Whether there are rows, and all of them have the columns."""
         return bool(len(self) and self.production_status.all())
 
-    def get_all_custom_meta(self) -> list[dict[str, Any]]:
-        """Return a copy of the tags of each row."""
-        return copy.deepcopy(self.custom_meta)
-
     def update_custom_meta(self, custom_meta: list[dict[str, Any]]) -> None:
         """Merge tags into those of each row; a ValueError if there are not as many as rows."""
         if len(custom_meta) != len(self):
@@ -188,24 +168,12 @@ class BatchMeta(_Batch):
             self.production_status[:] = 1
         return self
 
-    def select_samples(self, sample_indices: list[int]) -> "BatchMeta":
-        """Return the rows at these places; a ValueError if one is not within the batch."""
-        if any(not 0 <= each < len(self) for each in sample_indices):
-            raise ValueError(f"sample indices must be in [0, {len(self)})")
-        return self._at(sample_indices)
-
-    def __getitem__(self, item: int | slice) -> "BatchMeta":
-        places = range(len(self))[item]
-        return self._at(places if isinstance(places, range) else [places])
-
     def select_fields(self, field_names: list[str]) -> "BatchMeta":
         """Return the same rows with those of these columns that they have."""
-        schema = {name: self.field_schema[name] for name in field_names if name in self.field_schema}
+        schema = {
+            name: self.field_schema[name] for name in field_names if name in self.field_schema
+        }
         return replace(copy.deepcopy(self), field_schema=schema)
-
-    def reorder(self, indices: list[int]) -> None:
-        """Put the rows in this order, in place; a ValueError if that leaves one out."""
-        self._reorder(indices)
 
     @classmethod
     def concat(cls, data: list["BatchMeta"], validate: bool = True) -> "BatchMeta":
@@ -218,7 +186,9 @@ class BatchMeta(_Batch):
         if validate:
             _common((each.field_names for each in parts), "field_names")
         chain = itertools.chain.from_iterable
-        lists = {name: [*chain(getattr(each, name) for each in parts)] for name in cls._LISTS}
+        lists: dict[str, Any] = {
+            name: [*chain(getattr(each, name) for each in parts)] for name in cls._LISTS
+        }
         schema = copy.deepcopy(parts[0].field_schema) if parts else {}
         return cls(**lists, field_schema=schema, extra_info=_joined_info(parts))
 
@@ -237,7 +207,9 @@ def _common(values: Iterable[Any], what: str) -> Any:
 
 def _joined_info(parts: Iterable[KVBatchMeta | BatchMeta]) -> dict[str, Any]:
     joined: dict[str, Any] = {}
-    for key, value in itertools.chain.from_iterable((each.extra_info or {}).items() for each in parts):
+    for key, value in itertools.chain.from_iterable(
+        (each.extra_info or {}).items() for each in parts
+    ):
         known = joined.setdefault(key, value)
         same = torch.equal if isinstance(known, torch.Tensor) else np.array_equal
         if known is not value and (type(known) is not type(value) or not same(known, value)):

@@ -52,7 +52,9 @@ def column_of(values: Sequence[Any]) -> Any:
     TransferQueue's users expect; of scalars a dense one. What no tensor can hold is a stack.
     """
     if any(_is_json(each) for each in values):
-        return NonTensorStack(*[_object(each) if _is_json(each) else _tensor(each) for each in values])
+        return NonTensorStack(
+            *[_object(each) if _is_json(each) else _tensor(each) for each in values]
+        )
     rows = [_tensor(each) for each in values]
     if len({(row.dtype, row.shape[1:], row.ndim) for row in rows}) == 1:
         if not rows[0].ndim:
@@ -91,7 +93,10 @@ def _plain(value: Any, path: str) -> Any:
     if kind is dict:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _plain(each, f"{path}.{key}") for key, each in value.items()}
-        pairs = [[_plain(key, f"{path} key"), _plain(each, f"{path}[{key!r}]")] for key, each in value.items()]
+        pairs = [
+            [_plain(key, f"{path} key"), _plain(each, f"{path}[{key!r}]")]
+            for key, each in value.items()
+        ]
         return {"$dict": pairs}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
@@ -107,7 +112,11 @@ def _plain(value: Any, path: str) -> Any:
     raise TypeError(f"{path}: {kind.__module__}.{kind.__qualname__} can be no tensor and no JSON")
 
 
-_ARRAYS: Final[dict[str, Any]] = {"$tensor": torch.Tensor, "$scalar": np.generic, "$array": np.ndarray}
+_ARRAYS: Final[dict[str, Any]] = {
+    "$tensor": torch.Tensor,
+    "$scalar": np.generic,
+    "$array": np.ndarray,
+}
 
 
 def value_of(plain: Any) -> Any:
@@ -116,7 +125,8 @@ def value_of(plain: Any) -> Any:
         return [value_of(each) for each in plain]
     if not isinstance(plain, dict):
         return plain
-    ((name, content),) = plain.items() if len(plain) == 1 else (("", None),)
+    content: Any
+    name, content = next(iter(plain.items())) if len(plain) == 1 else ("", None)
     if name in _ARRAYS:
         dtype, shape, data = content
         raw = np.frombuffer(base64.b64decode(data), parse_dtype(dtype)).reshape(shape).copy()
@@ -132,7 +142,7 @@ def value_of(plain: Any) -> Any:
         case "$bytes":
             return base64.b64decode(content)
         case "$objects":
-            made = np.empty(content[0], object)
+            made: NDArray[np.object_] = np.empty(content[0], np.object_)
             for index, each in enumerate(content[1]):
                 made.flat[index] = value_of(each)
             return made

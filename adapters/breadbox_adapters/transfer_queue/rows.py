@@ -8,7 +8,7 @@ a row by a part of its own: the first one to attach it has the row.
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -23,7 +23,6 @@ COLUMN: Final = "c:"
 """How the name of a part with columns begins."""
 TASK: Final = "t:"
 """How the name of the part by which a task took a row begins, and of the array in it."""
-PARTS_PER_CALL: Final = 1024
 _PART_NAME_BYTES_MAX: Final = 64
 _JSON: Final = "json:"
 _SAFE: Final = "!\"#$&'()*+;<=>?@[]^`{|} "
@@ -84,7 +83,9 @@ def numbers_of(tags: dict[str, Any], path: str) -> dict[str, Any]:
         if not is_plain or (type(value) is str and value.startswith(_JSON)):
             value = _JSON + json_of(value, f"{path}.{name}")
         if type(value) is str and len(value.encode()) > NUMBER_BYTES_MAX:
-            raise TypeError(f"{path}.{name}: a tag has at most {NUMBER_BYTES_MAX} bytes, got {value!r}")
+            raise TypeError(
+                f"{path}.{name}: a tag has at most {NUMBER_BYTES_MAX} bytes, got {value!r}"
+            )
         numbers[name] = value
     return numbers
 
@@ -94,7 +95,9 @@ def _tag(number: Any) -> Any:
     return value_of(json.loads(number.removeprefix(_JSON))) if is_json else number
 
 
-def parts_of(group: str, arrays: dict[str, Any], numbers: dict[str, Any]) -> Iterator[breadbox.Part]:
+def parts_of(
+    group: str, arrays: dict[str, Any], numbers: dict[str, Any]
+) -> Iterator[breadbox.Part]:
     """Yield the parts of one put into a row: as few as their names have room for."""
     together: dict[str, Any] = {}
     name = COLUMN
@@ -117,27 +120,25 @@ class Rows:
     def __init__(self, client: "breadbox.aio.Client") -> None:
         self.client = client
 
-    async def listed(self, partition: str | None, keys: Sequence[str] | None = None) -> dict[str, Row]:
-        """Return rows by their groups, sorted: all of a partition, or of these keys as asked for."""
+    async def listed(
+        self, partition: str | None, keys: Sequence[str] | None = None
+    ) -> dict[str, Row]:
+        """Return rows by their groups: of a partition, sorted, or of keys, as asked for."""
         groups = None if keys is None else [group_of(partition or "", key) for key in keys]
         prefix = prefix_of(partition) if groups is None else _common_prefix(groups)
         rows = {each.group: row_of(each) for each in await self.client.members(prefix)}
         return rows if groups is None else {each: rows[each] for each in groups if each in rows}
 
-    async def put(self, parts: Iterable[breadbox.Part]) -> None:
-        """Attach parts in place of those of their names."""
-        todo = [*parts]
-        for start in range(0, len(todo), PARTS_PER_CALL):
-            await self.client.attach(todo[start : start + PARTS_PER_CALL], replace=True)
-
     async def read(self, rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return the stored values of columns that all rows have.
 
         Raises:
-            ValueError: A row is gone.
+            ValueError: A row is gone, or lacks a column.
         """
         alike: dict[tuple[str, ...], list[int]] = {}
         for place, row in enumerate(rows):
+            if lacking := {*columns} - {*row.columns}:
+                raise ValueError(f"{sorted(lacking)} of {row.key!r} are not ready")
             wanted = {row.columns[name] for name in columns}
             alike.setdefault(tuple(sorted(wanted)), []).append(place)
         found: list[dict[str, Any]] = [{} for _ in rows]
@@ -162,15 +163,15 @@ class Rows:
             )
         except PartConflictError:
             takers = await self.client.read_members([(each, 0) for each in groups], [name])
-            return [row for row, has in zip(rows, takers, strict=True) if has[name].tobytes() == taker]
+            return [
+                row for row, has in zip(rows, takers, strict=True) if has[name].tobytes() == taker
+            ]
         return [*rows]
-
-    async def drop(self, groups: Iterable[str]) -> None:
-        """Drop rows; unknown ones are ignored."""
-        await self.client.drop_members([(each, 0) for each in groups])
 
 
 def _common_prefix(groups: Sequence[str]) -> str:
     first, last = min(groups), max(groups)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+    )
     return first[:same]

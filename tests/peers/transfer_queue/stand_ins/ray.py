@@ -50,13 +50,18 @@ def _snapshot(partition: str) -> SimpleNamespace:
     )
 
 
+def _clear(partition: str) -> None:
+    keys = [*transfer_queue.kv_list(partition).get(partition, {})]
+    transfer_queue.kv_clear(keys, partition)
+
+
 def _method(function: Callable[..., Any]) -> SimpleNamespace:
     return SimpleNamespace(remote=function)
 
 
-def get_actor(name: str, namespace: str) -> SimpleNamespace:
+def get_actor(name: str, namespace: str = "") -> SimpleNamespace:
     return SimpleNamespace(
         list_partitions=_method(lambda: [*transfer_queue.kv_list()]),
-        clear_partition=_method(transfer_queue.get_client().clear_partition),
+        clear_partition=_method(_clear),
         get_partition_snapshot=_method(_snapshot),
     )
