@@ -18,11 +18,11 @@ from breadbox.wire.schemas import (
 from breadbox_server.core.model.config import (
     BUFFER_NAME_LENGTH_MAX,
     NAME_SIZE_BYTES_MAX,
+    PARTS_MAX,
     BufferConfig,
 )
 from breadbox_server.core.model.schemas import SCHEMAS_MAX
 from breadbox_server.core.rules.intake import INDEX_JUMP_MAX
-from breadbox_server.core.rules.parts import PARTS_MAX
 from breadbox_server.core.rules.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
 from breadbox_server.core.rules.tickets import TICKETS_PER_REQUEST_MAX
 from breadbox_server.core.state.buffer_state import QUARANTINED_MAX

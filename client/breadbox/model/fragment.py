@@ -283,6 +283,8 @@ class Part:
         arrays: Arrays of any shape by name; bytes become uint8[N].
         numbers: Numbers that are merged into those of the member; as in `Sequence.numbers`, and
             at most 16 once they are merged.
+        tokens: Arrays [T, ...] by name that join the tokens of the member's sequence, such as a
+            reward for each of its T tokens; those of `arrays` join its context.
         session_id: The session that it is for, or empty for the current one.
 
     Raises:
@@ -295,6 +297,7 @@ class Part:
     name: str = ""
     arrays: Mapping[str, Any] = field(default_factory=dict)
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    tokens: Mapping[str, Any] = field(default_factory=dict)
     session_id: str = ""
     model_version_min: ClassVar[int] = 0
     model_version_max: ClassVar[int] = 0
@@ -309,7 +312,8 @@ class Part:
             name: np.frombuffer(value, np.uint8) if isinstance(value, bytes_of) else value
             for name, value in _arrays_by_name("arrays", self.arrays or {}).items()
         }
-        if bool(self.name) != bool(self.arrays):
+        self.tokens = _arrays_by_name("tokens", self.tokens or {})
+        if bool(self.name) != self.has_arrays:
             raise InvalidRequestError("name", "must be given with arrays, and with them alone")
         if not self.name and not self.numbers:
             raise InvalidRequestError("arrays", "must hold at least one array, or numbers one value")
@@ -327,11 +331,18 @@ class Part:
     @property
     def size_bytes(self) -> int:
         """Bytes of all arrays, before any codec: its size in memory."""
-        return tree_size_bytes(self.arrays)
+        return tree_size_bytes({"arrays": self.arrays, "tokens": self.tokens})
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether it is more than numbers."""
+        return bool(self.arrays or self.tokens)
 
 
-Appendable = Fragment | Sequence | Part
-"""What a client sends: a buffer takes fragments or sequences, by the schema of its session."""
+Appendable = Fragment | Sequence
+"""What a client appends: a buffer takes either kind, by the schema of its session."""
+Sendable = Appendable | Part
+"""What a client announces to the server, under the name of a fragment."""
 
 
 def checked_sequence(loaded: object) -> Sequence:

@@ -7,7 +7,7 @@ Counts are integers, durations `float` seconds ending `_s`, sizes end `_bytes`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
@@ -211,6 +211,8 @@ class FragmentReference:
     """Chunks that the buffer held at the draw, or 0 if unknown."""
     body: bytes = field(default=b"", repr=False, compare=False)
     """The payload, if it is small and came inline, or empty if it is in the store."""
+    parts: "tuple[FragmentReference, ...]" = ()
+    """Parts of the member, in order of their names, beside its sequence."""
     _newest: NewestVersion | None = field(default=None, init=False, repr=False, compare=False)
     """The newest version of its session that its client knows, or None without a client."""
 
@@ -386,6 +388,8 @@ class BufferConfig:
     stale: StalePolicy | None = None
     groups_per_version: int | None = None
     lead_versions: int | None = None
+    required_parts: Sequence[str] | str | None = None
+    """Parts with which a member is complete, such as `("tokens", "reward")`."""
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":

@@ -8,7 +8,7 @@ from uuid import uuid4
 from google.protobuf.message import Message
 
 from breadbox.model import types
-from breadbox.model.fragment import Appendable
+from breadbox.model.fragment import Sendable
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import schema_pb2
 from breadbox.wire import conversion as wire
@@ -35,7 +35,7 @@ METHODS: dict[str, str] = {
     "TakeTickets": "the same request_id gets the same tickets",
     "RenewTicket": "the ticket then lives from the later renewal",
     "GiveBackTicket": "what was given back stays so",
-    "ListMembers": "reads",
+    "Members": "reads",
     "ReadMembers": "reads; a lease expires if its reply was lost",
     "DropMembers": "what is dropped stays so",
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
@@ -198,7 +198,7 @@ def list_members(
         return wire.members_from_wire(response), key
 
     return _call(
-        pb.ListMembersRequest,
+        pb.MembersRequest,
         page,
         buffer=buffer,
         prefix=prefix,
@@ -247,7 +247,7 @@ def append_fragments(
 
 def announce_fragments(
     buffer: str,
-    fragments: Sequence[Appendable],
+    fragments: Sequence[Sendable],
     written: "Sequence[Written]",
     *,
     sends_schemas: bool = False,

@@ -74,7 +74,9 @@ def read_members(
         found = yield from operations.invoke(context, call)
         try:
             by_key = _checked(asked, found, wanted)
-            stored = yield from operations.load_fragments(context, found.references, None, None)
+            stored = []
+            if found.references:
+                stored = yield from operations.load_fragments(context, found.references, None, None)
         finally:
             if found.lease_id is not None:
                 yield from _release(context, buffer, found.lease_id)
@@ -106,7 +108,9 @@ def _joined(stored: Iterator[Any]) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for each in stored:
         is_sequence = isinstance(each, TokenSequence)
-        arrays |= {**each.context, **each.tokens} if is_sequence else each
+        both = (each.context, each.tokens) if is_sequence else each.values()
+        for named in both:
+            arrays |= named
     return arrays
 
 

@@ -32,7 +32,7 @@ import grpc
 
 from breadbox import payload, stores
 from breadbox.model import errors
-from breadbox.model.fragment import Appendable, Part
+from breadbox.model.fragment import Part, Sendable
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
@@ -64,6 +64,7 @@ from breadbox.operations.retry import (
     is_outage,
 )
 from breadbox.reading.batches import Batch, Stack, load_batch
+from breadbox.reading.parts import read_with_parts
 from breadbox.shared.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
@@ -581,7 +582,12 @@ def _store_of(
     context: Context, references: Sequence[FragmentReference]
 ) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
     store = yield from _store_on_use(context)
-    bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
+    bodies = {
+        each.metadata.payload.payload_id: each.body
+        for member in references
+        for each in (member, *member.parts)
+        if each.body
+    }
     if not bodies:
         return store, references
     return InlineStore(bodies, store), [without_body(each) for each in references]
@@ -742,7 +748,7 @@ def load_model(
 def without_body(reference: FragmentReference) -> FragmentReference:
     """Return the reference without its inline payload."""
     it = reference
-    if not it.body:
+    if not it.body and not it.parts:
         return it
     # Called once per fragment, and `replace` takes several times as long.
     bare = FragmentReference(
@@ -754,6 +760,7 @@ def without_body(reference: FragmentReference) -> FragmentReference:
         it.probability,
         it.population,
         b"",
+        tuple([without_body(each) for each in it.parts]) if it.parts else (),
     )
     bare._newest = it._newest  # noqa: SLF001 - the same library's
     return bare
@@ -772,7 +779,7 @@ def load_fragments(
     return (
         yield from retrying_store(
             context,
-            lambda deadline: payload.read_fragments(
+            lambda deadline: read_with_parts(
                 store.within(deadline), references, columns, steps, is_mapped=is_mapped
             ),
         )
@@ -839,12 +846,12 @@ def _discard(
 def append_many(
     context: Context,
     buffer: str,
-    fragments: Iterable[Appendable],
+    fragments: Iterable[Sendable],
     codecs: str | Mapping[str, str] | None = None,
     answered: Callable[[list[AppendResult]], None] | None = None,
     *,
     replaces: bool = False,
-    count_max: int = APPEND_COUNT_MAX,
+    count_max: int | None = None,
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
@@ -861,6 +868,7 @@ def append_many(
         fragments = chain([first], fragments)
         if not first.session_id and not isinstance(first, Part):
             fragments = map(partial(_in_session, (yield from _session(context, buffer))), fragments)
+    count_max = count_max or APPEND_COUNT_MAX
     make = partial(_Appending, context, buffer, store, codecs or context.options.codecs, replaces)
     if answered is not None:
         yield from _run_in_order(map(make, _groups(fragments, count_max)), answered)
@@ -883,7 +891,7 @@ def _session(context: Context, buffer: str) -> Operation[str]:
     return state.session_id
 
 
-def _in_session(session_id: str, fragment: Appendable) -> Appendable:
+def _in_session(session_id: str, fragment: Sendable) -> Sendable:
     fragment.session_id = fragment.session_id or session_id
     return fragment
 
@@ -926,8 +934,8 @@ def _run_in_order(
         report()
 
 
-def _groups(fragments: Iterable[Appendable], count_max: int) -> Iterator[Sequence[Appendable]]:
-    group: list[Appendable] = []
+def _groups(fragments: Iterable[Sendable], count_max: int) -> Iterator[Sequence[Sendable]]:
+    group: list[Sendable] = []
     size_bytes = 0
     for fragment in fragments:
         fragment_bytes = fragment.size_bytes
@@ -951,7 +959,7 @@ class _Appending:
         store: PayloadStore,
         codecs: str | Mapping[str, str],
         replaces: bool,
-        fragments: Sequence[Appendable],
+        fragments: Sequence[Sendable],
     ) -> None:
         self._context = context
         self._replaces = replaces
@@ -1047,7 +1055,7 @@ class _Appending:
         )
 
     def _write_within(
-        self, deadline: Deadline, fragments: Sequence[Appendable]
+        self, deadline: Deadline, fragments: Sequence[Sendable]
     ) -> list[payload.Written]:
         config = self._context.slot.config
         return payload.write_and_describe(

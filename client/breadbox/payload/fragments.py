@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Appendable, Fragment, Part
+from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
@@ -52,7 +52,7 @@ _KINDS_OF_FIELD: Final = {
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
 SEQUENCE_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "context": None}
 """Fields of a sequence, and how many axes in front of their arrays its layout leaves open."""
-PART_FIELDS: Final[Mapping[str, int | None]] = {"arrays": None}
+PART_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "arrays": None}
 """The same of a part of a member."""
 _KINDS: Final = {Fragment: "fragment", TokenSequence: "sequence", Part: "part"}
 _IMAGE_SIDE_MIN: Final = 16
@@ -67,7 +67,7 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     return tree
 
 
-def fragment_attributes(fragment: Appendable) -> bytes:
+def fragment_attributes(fragment: Sendable) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
     # Two maps of protobuf joined are one: most of it is the same in many fragments, and the rest is
     # an entry of this key, whose lengths are a byte each.
@@ -91,19 +91,19 @@ def _fixed_attributes(kind: str, worker_id: str, session_id: str, model_version:
     )
 
 
-def encode_fragment(fragment: Appendable, *, codecs: Codecs = "raw") -> list[memoryview]:
+def encode_fragment(fragment: Sendable, *, codecs: Codecs = "raw") -> list[memoryview]:
     """Encode a fragment or sequence. See `encode_tree` about whose memory the buffers are."""
     return _encode(fragment, codecs)[1]
 
 
-def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
+def _encode(fragment: Sendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
     attributes = fragment_attributes(fragment)
+    tree: Any
     if isinstance(fragment, Part):
-        return encode_with_layout(
-            {"arrays": fragment.arrays}, attributes=attributes, codecs=codecs, leading=PART_FIELDS
-        )
+        tree = {"tokens": fragment.tokens, "arrays": fragment.arrays}
+        return encode_with_layout(tree, attributes=attributes, codecs=codecs, leading=PART_FIELDS)
     if not isinstance(fragment, Fragment):
-        tree: Any = {"tokens": fragment.tokens, "context": fragment.context}
+        tree = {"tokens": fragment.tokens, "context": fragment.context}
         return encode_with_layout(
             tree, attributes=attributes, codecs=codecs, leading=SEQUENCE_FIELDS
         )
@@ -119,7 +119,7 @@ def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryvi
 
 
 def write_fragments(
-    store: PayloadStore, fragments: Sequence[Appendable], *, codecs: Codecs = "raw"
+    store: PayloadStore, fragments: Sequence[Sendable], *, codecs: Codecs = "raw"
 ) -> list[PayloadReference]:
     """Write fragments to a store, unannounced, once all are encoded and checked; all or none."""
     return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
@@ -146,7 +146,7 @@ class Written(NamedTuple):
 
 def write_and_describe(
     store: PayloadStore | None,
-    fragments: Sequence[Appendable],
+    fragments: Sequence[Sendable],
     *,
     codecs: Codecs = "raw",
     inline_size_bytes_max: int = 0,
@@ -170,9 +170,9 @@ def write_and_describe(
 
 
 def _encode_and_describe(
-    fragment: Appendable, codecs: Codecs
+    fragment: Sendable, codecs: Codecs
 ) -> tuple[Schema | None, list[memoryview]]:
-    if isinstance(fragment, Part) and not fragment.arrays:
+    if isinstance(fragment, Part) and not fragment.has_arrays:
         return None, []
     layout, buffers = _encode(fragment, codecs)
     if not isinstance(fragment, Part):
@@ -416,7 +416,7 @@ def is_part(tree: Any) -> bool:
 def check_stored(layout: Layout, step_count: int) -> None:
     """Refuse a layout that is no part's, fragment's or sequence's of so many steps or tokens."""
     if is_part(layout.structure):
-        if not isinstance(layout.structure["arrays"], dict):
+        if not all(isinstance(named, dict) for named in layout.structure.values()):
             raise PayloadCorruptError("a part's arrays have no names")
         return
     if not is_sequence(layout.structure):
@@ -479,8 +479,7 @@ def _stored_of(
     reference: FragmentReference, tree: dict[str, Any]
 ) -> Fragment | TokenSequence | dict[str, Any]:
     if is_part(tree):
-        arrays: dict[str, Any] = tree["arrays"]
-        return arrays
+        return tree
     if is_sequence(tree):
         return TokenSequence.read(reference.metadata, **tree)
     shared = {name: getattr(reference.metadata, name) for name in METADATA_FIELDS}

@@ -198,7 +198,7 @@ class MemberKey(_message.Message):
     member: int
     def __init__(self, group: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
 
-class ListMembersRequest(_message.Message):
+class MembersRequest(_message.Message):
     __slots__ = ("buffer", "prefix", "after")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -208,7 +208,7 @@ class ListMembersRequest(_message.Message):
     after: MemberKey
     def __init__(self, buffer: _Optional[str] = ..., prefix: _Optional[str] = ..., after: _Optional[_Union[MemberKey, _Mapping]] = ...) -> None: ...
 
-class ListMembersResponse(_message.Message):
+class MembersResponse(_message.Message):
     __slots__ = ("members", "next_after")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_AFTER_FIELD_NUMBER: _ClassVar[int]

@@ -75,10 +75,10 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.FromString,
                 _registered_method=True)
-        self.ListMembers = channel.unary_unary(
-                '/breadbox.v1.ReplayBufferService/ListMembers',
-                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ListMembersRequest.SerializeToString,
-                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ListMembersResponse.FromString,
+        self.Members = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/Members',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersResponse.FromString,
                 _registered_method=True)
         self.ReadMembers = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/ReadMembers',
@@ -268,7 +268,7 @@ class ReplayBufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListMembers(self, request, context):
+    def Members(self, request, context):
         """All callers. Members of open groups, with their parts and numbers, page by page: those of the
         groups that the caller's token is for. A member that comes or goes meanwhile may be listed or not.
         """
@@ -517,10 +517,10 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.SerializeToString,
             ),
-            'ListMembers': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListMembers,
-                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ListMembersRequest.FromString,
-                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ListMembersResponse.SerializeToString,
+            'Members': grpc.unary_unary_rpc_method_handler(
+                    servicer.Members,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersResponse.SerializeToString,
             ),
             'ReadMembers': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadMembers,
@@ -861,7 +861,7 @@ class ReplayBufferService(object):
             _registered_method=True)
 
     @staticmethod
-    def ListMembers(request,
+    def Members(request,
             target,
             options=(),
             channel_credentials=None,
@@ -874,9 +874,9 @@ class ReplayBufferService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/breadbox.v1.ReplayBufferService/ListMembers',
-            breadbox_dot_v1_dot_replay__buffer__service__pb2.ListMembersRequest.SerializeToString,
-            breadbox_dot_v1_dot_replay__buffer__service__pb2.ListMembersResponse.FromString,
+            '/breadbox.v1.ReplayBufferService/Members',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

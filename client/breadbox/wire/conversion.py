@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from breadbox.model import types
 from breadbox.model.errors import InternalError, InvalidRequestError
-from breadbox.model.fragment import METADATA_FIELDS, Appendable, Fragment, Part
+from breadbox.model.fragment import METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Functions, MessageMapping, members
@@ -138,7 +138,7 @@ _REFERENCE = MessageMapping(
     types.FragmentReference,
     names={"staleness": "staleness_when_granted"},
     parts={"metadata": METADATA},
-    beside=("body",),
+    beside=("body", "parts"),
 )
 CONFIG = MessageMapping(
     buffer_pb2.BufferConfig,
@@ -146,6 +146,10 @@ CONFIG = MessageMapping(
     parts={
         "lease_s": _SPAN,
         "open_chunk_s": _SPAN,
+        "required_parts": Functions(
+            lambda text: tuple(text.split(",")) if text else (),
+            lambda names: names if isinstance(names, str) else ",".join(names),
+        ),
         "sampler": _SAMPLER,
         "remover": _SAMPLER,
         "limiter": Choice(
@@ -213,7 +217,7 @@ _metadata_fields_of = attrgetter(*METADATA_FIELDS)
 
 
 def announcement(
-    fragment: Appendable,
+    fragment: Sendable,
     payload: types.PayloadReference | None,
     schema_hash: int = NO_SCHEMA,
     *,
@@ -257,7 +261,7 @@ def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
     ]
 
 
-def members_from_wire(message: pb.ListMembersResponse) -> list[types.MemberDescription]:
+def members_from_wire(message: pb.MembersResponse) -> list[types.MemberDescription]:
     """Read a page of members."""
     return list(map(_MEMBER.read, message.members))
 
@@ -286,7 +290,16 @@ def references_from_wire(
     """Read granted fragments, in their order, with inline payloads: none, or one for each."""
     if bodies and len(bodies) != len(messages):
         raise InternalError(f"{len(bodies)} payloads came with {len(messages)} fragments")
-    return tuple(map(_REFERENCE.read, messages, bodies or repeat(b"")))
+    references = list(map(_REFERENCE.read, messages, bodies or repeat(b""), repeat(())))
+    if not any([each.metadata.part for each in references]):
+        return tuple(references)
+    members: list[types.FragmentReference] = []
+    for each in references:
+        if each.metadata.part and members:
+            members[-1].parts += (each,)
+        else:
+            members.append(each)
+    return tuple(members)
 
 
 # Buffers -----------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
             ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
         ),
         (Rule(_ADMINS, "name"), ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
-        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds", "ListMembers")),
+        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds", "Members")),
         (Rule(_ALL, "buffer", "keys"), ("ReadMembers",)),
         (Rule(_WRITERS, "buffer", "keys"), ("DropMembers",)),
         (Rule(_ALL, "name"), ("GetBuffer",)),

@@ -23,6 +23,7 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
+from breadbox_server.core.model.config import PARTS_MAX
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -55,7 +56,6 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.validation import check_buffer_name, check_int
-from breadbox_server.core.rules.parts import PARTS_MAX
 from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
@@ -255,9 +255,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         return pb.GiveBackTicketResponse()
 
-    async def ListMembers(
-        self, request: pb.ListMembersRequest, context: Context
-    ) -> pb.ListMembersResponse:
+    async def Members(
+        self, request: pb.MembersRequest, context: Context
+    ) -> pb.MembersResponse:
         """Show a page of the members of open groups that the caller's token is for."""
         core, buffer = self._driver.core, convert.buffer_name(request.buffer)
         # Before all: members are numbered from 0.
@@ -266,7 +266,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             lambda: core.buffers[buffer].members(request.prefix, after, MEMBERS_PAGE_MAX)
         )
         await self._driver.turns.settled()
-        response, caller = pb.ListMembersResponse(), current_caller()
+        response, caller = pb.MembersResponse(), current_caller()
         for each in found:
             if caller.may_append_as(each.group):
                 convert.MEMBER.put(each, response.members.add())

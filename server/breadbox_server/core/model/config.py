@@ -23,6 +23,11 @@ PRIORITY_EXPONENT_MAX = 8.0
 NAME_SIZE_BYTES_MAX = 128
 BUFFER_NAME_LENGTH_MAX = 64
 NUMBER_NAME_BYTES_MAX = 64
+PART_NAME_BYTES_MAX = 64
+PARTS_MAX = 64
+"""Parts of a member."""
+TOKENS = "tokens"
+"""Name of the part that a member itself is: its sequence, or fragment."""
 
 
 class FullPolicy(Enum):
@@ -148,6 +153,9 @@ class BufferConfig:
     for each version (B33). 0: none are given."""
     lead_versions: int = 0
     """Versions that groups with tickets may be ahead of the learner."""
+    required_parts: str = ""
+    """Names of the parts with which a member is complete, separated by commas (B34). Empty: its
+    sequence alone. Changes only in an empty buffer."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -177,6 +185,20 @@ class BufferConfig:
                 "group_min",
                 f"must be at most fragments_per_chunk ({self.fragments_per_chunk}), "
                 f"got {self.group_min}",
+            )
+        names = self.required_parts.split(",") if self.required_parts else [TOKENS]
+        is_of_parts = TOKENS in names and len(set(names)) == len(names) <= PARTS_MAX
+        if not is_of_parts or any([not 0 < len(each.encode()) <= PART_NAME_BYTES_MAX for each in names]):
+            raise InvalidArgumentError(
+                "required_parts",
+                f"must be at most {PARTS_MAX} different names of at most {PART_NAME_BYTES_MAX} bytes, "
+                f"with commas between them, and {TOKENS} among them; got {self.required_parts!r:.200}",
+            )
+        if self.required_parts and (
+            self.assembly is not AssemblyPolicy.GROUPS or self.keeps_rows
+        ):
+            raise InvalidArgumentError(
+                "required_parts", "is for `assembly` groups, with at least 1 in fragments_per_chunk"
             )
         if self.drop_equal and self.assembly is not AssemblyPolicy.GROUPS:
             raise InvalidArgumentError("drop_equal", "is for `assembly` groups alone")
@@ -256,6 +278,12 @@ class BufferConfig:
     def keeps_rows(self) -> bool:
         """Whether groups never close: their members are rows (B34)."""
         return self.fragments_per_chunk == 0
+
+    @property
+    def parts_of_complete(self) -> tuple[str, ...]:
+        """Parts with which a member is complete, as fragments name them."""
+        names = self.required_parts.split(",") if self.required_parts else [TOKENS]
+        return tuple(["" if each == TOKENS else each for each in names])
 
     @property
     def tickets_max(self) -> int:

@@ -8,19 +8,18 @@ from breadbox_server.core.model.config import (
     FRAGMENT_INDEX_MAX,
     MODEL_VERSION_MAX,
     NAME_SIZE_BYTES_MAX,
+    PART_NAME_BYTES_MAX,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
+    TOKENS,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import ModelVersion
 from breadbox_server.core.model.inputs import Fragment, Payload
 
 PAYLOAD_SIZE_BYTES_MAX = 2**40
-PART_NAME_BYTES_MAX = 64
 PART_VERSION = ModelVersion(2**62)
 """Version of parts, above all: they do not make their group stale."""
-TOKENS = "tokens"
-"""Name of the part that a member itself is: its sequence, or fragment."""
 STEP_COUNT_MAX = 2**31
 WORLD_SIZE_MAX = 65_536
 _BUFFER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{BUFFER_NAME_LENGTH_MAX - 1}}}")

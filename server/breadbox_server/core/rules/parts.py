@@ -10,16 +10,14 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model import errors, inputs
+from breadbox_server.core.model.config import PARTS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
-from breadbox_server.core.model.validation import TOKENS
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.groups import Groups, merged
 
-PARTS_MAX: Final = 64
-"""Parts of a member."""
 NUMBERS_MAX: Final = 16
 """Numbers of a member, from all that was attached."""
 _AGAIN: Final = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
@@ -72,7 +70,9 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
         return
     count = len(chunk.members[member].keys() | {fragment.part})
     if count > PARTS_MAX:
-        raise errors.InvalidArgumentError("part", f"is one of {count} of its member; the limit is 64")
+        raise errors.InvalidArgumentError(
+            "part", f"is one of {count} of its member; the limit is {PARTS_MAX}"
+        )
     numbers = chunk.numbers.get(member)
     if numbers and fragment.numbers:
         count = len(json.loads(numbers).keys() | json.loads(fragment.numbers).keys())

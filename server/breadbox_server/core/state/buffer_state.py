@@ -129,6 +129,7 @@ class BufferState:
         return Groups(
             *(size, self._note_group_end, tickets, lambda: self.config.drop_equal),
             lambda fragments: self.discard(fragments, DiscardReason.WORKER_SILENT),
+            self.config.parts_of_complete,
         )
 
     def _note_tickets_ended(self, end: TicketEnd, count: int) -> None:

@@ -162,7 +162,7 @@ class Groups(Assembly):
         tickets: Tickets,
         drop_equal: Callable[[], str],
         on_left_over: Callable[[list[Fragment]], None],
-        required: Sequence[str] = ("",),
+        required: Sequence[str],
     ) -> None:
         """Read *drop_equal*, the limit of the buffer, at each delivery: it may change meanwhile.
 
@@ -170,7 +170,8 @@ class Groups(Assembly):
         """
         super().__init__(fragments_per_chunk)
         self.tickets = tickets
-        self._required = required
+        self.required = required
+        """Parts with which a member is complete; changes only while nothing is open."""
         self._on_left_over = on_left_over
         self._names: list[WorkerId] | None = None
         """Groups by name, or None if one has come or gone since it was asked for."""
@@ -208,7 +209,7 @@ class Groups(Assembly):
         complete: Set[int] = frozenset() if chunk is None else chunk.complete
         if (
             not fragment.payload.size_bytes
-            or fragment.part not in self._required
+            or fragment.part not in self.required
             or member in complete
         ):
             return 0
@@ -216,7 +217,7 @@ class Groups(Assembly):
         def has_all(member: int, more: Set[tuple[int, str]]) -> bool:
             if chunk is not None:
                 return chunk.has_all(member, more)
-            return all([(member, part) in more for part in self._required])
+            return all([(member, part) in more for part in self.required])
 
         if not has_all(member, {*reserved, fragment.key}) or has_all(member, reserved):
             return 0
@@ -360,7 +361,7 @@ class Groups(Assembly):
 
     def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
         """Open a group with the fragments that it has."""
-        self.put(worker, GroupChunk(worker.worker_id, fragments, touched_at, self._required))
+        self.put(worker, GroupChunk(worker.worker_id, fragments, touched_at, self.required))
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a group that has ended, and its end."""
