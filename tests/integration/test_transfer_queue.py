@@ -310,6 +310,30 @@ def test_a_batch_is_written_back_by_its_numbers_without_old_tags(partition: str)
     assert [0, 1] == client.get_data(new)["x"].tolist()
 
 
+async def test_the_awaited_client_is_what_verls_workers_read_and_write_by(partition: str) -> None:
+    client = tq.get_client()
+    await tq.async_kv_batch_put(["b", "a"], partition, tags=[{"n": 1}, {"n": 2}])
+    fields = TensorDict({"x": torch.arange(2)}, batch_size=[2])
+    meta = await tq.async_kv_batch_put(["b", "a"], partition, fields)
+    meta.reorder([1, 0])
+    assert (["a", "b"], [{"n": 2}, {"n": 1}]) == (meta.keys, meta.tags)
+    rows = await client.async_kv_retrieve_meta(meta.keys, partition)
+    rows.extra_info = {"temperature": 1.0}
+    assert [1, 0] == (await client.async_get_data(rows))["x"].tolist()
+    rows = await client.async_put(TensorDict({"y": torch.ones(2, 3)}, batch_size=[2]), rows)
+    assert ["x", "y"] == rows.field_names
+    assert meta.keys == await client.async_kv_retrieve_keys(rows.global_indexes, partition)
+    assert ["a", "b"] == [*(await tq.async_kv_list(partition))[partition]]
+    found = await tq.async_kv_batch_get_by_meta(meta, "x")
+    assert [1, 0] == found["x"].tolist()
+    taken = await client.async_get_meta(["y"], 2, partition, task_name="read")
+    assert taken.global_indexes == rows.global_indexes
+    assert await client.async_check_consumption_status("read", partition)
+    await tq.async_kv_clear("a", partition)
+    with pytest.raises(ValueError, match="not found"):
+        await client.async_get_data(rows)
+
+
 def test_batches_are_cut_joined_and_pickled(partition: str) -> None:
     keys = [f"k{i}" for i in range(5)]
     meta = put(partition, keys, x=torch.arange(5))

@@ -16,7 +16,7 @@ from breadbox_adapters.transfer_queue.runtime import runtime
 
 _INDEX: Final = "metadata.json"
 _ROWS_AT_ONCE: Final = 256
-"""Rows whose values are in memory at a time."""
+"""Rows that are read or attached together."""
 UNION: Final = "union"
 """Value of `BREADBOX_TQ_RESUME` with which rows that the server has win over a checkpoint's."""
 
@@ -52,7 +52,7 @@ def save_checkpoint(
 
 
 async def _saved(file: Any) -> list[dict[str, Any]]:
-    client, index = (await runtime.rows()).client, []
+    client, index, end = (await runtime.rows()).client, [], 0
     members = await client.members()
     for start in range(0, len(members), _ROWS_AT_ONCE):
         some = members[start : start + _ROWS_AT_ONCE]
@@ -61,8 +61,8 @@ async def _saved(file: Any) -> list[dict[str, Any]]:
             placed = {}
             for name, leaf in arrays.items():
                 array, dtype = stored_array(name, leaf)
-                placed[name] = [dtype, list(array.shape), file.tell()]
-                file.write(np.ascontiguousarray(array).tobytes())
+                placed[name] = [dtype, list(array.shape), end]
+                end += file.write(np.ascontiguousarray(array).tobytes())
             index.append({"group": member.group, "numbers": member.numbers, "arrays": placed})
     file.flush()
     return index
