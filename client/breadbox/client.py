@@ -430,6 +430,44 @@ class Client(ProcessBound):
         """
         return self._run(members.read_members, buffer, keys, parts)
 
+    def claim(
+        self,
+        lacking: str,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> "Lease":
+        """Claim members of open groups that lack a part, for a verifier; see docs/agents.md.
+
+        ```python
+        with client.claim(lacking="reward", count=8, max_wait_s=30, buffer="verified") as claim:
+            for sequence in claim.sequences():
+                reward = breadbox.Part(sequence.group, sequence.member, "reward", {"r": np.ones(1)})
+                client.attach(reward, buffer="verified")
+        ```
+
+        Blocks until a member has its sequence and lacks the part, for at most `max_wait_s`, and
+        returns as many as there are, at most `count`. No other claim gets them while the lease
+        lives; leaving the block ends it, and members without the part can be claimed again. Claims
+        do not survive the server. Learners do not notice them.
+
+        Args:
+            lacking: Name of the part.
+            count: Most members to claim, 1 to 1024.
+            max_wait_s: Seconds to wait for the first, or None to wait without end.
+            lease_s: Seconds that the claim lives without a renewal, or None for the buffer's.
+            buffer: The buffer, or None for the client's.
+
+        Raises:
+            WaitElapsedError: There was no such member in time.
+        """
+        grant = self.service.claim_members(
+            lacking, count, max_wait_s, lease_s=lease_s, buffer=buffer
+        )
+        return self._leased(buffer or self.buffer, grant)
+
     def drop_members(self, keys: Iterable[tuple[str, int]], *, buffer: str | None = None) -> int:
         """Drop rows by their keys, and return how many there were; others are ignored.
 

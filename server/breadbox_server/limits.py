@@ -17,8 +17,8 @@ from breadbox.wire.schemas import (
 )
 from breadbox_server.core.model.config import (
     BUFFER_NAME_LENGTH_MAX,
+    MEMBER_PARTS_MAX,
     NAME_SIZE_BYTES_MAX,
-    PARTS_MAX,
     BufferConfig,
 )
 from breadbox_server.core.model.schemas import SCHEMAS_MAX
@@ -566,8 +566,9 @@ GROUP_ENDS_MAX: Final = limit(
 MEMBER_KEYS_MAX: Final = limit(
     "members named by a request", READ_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"
 )
+CLAIM_MEMBERS_MAX: Final = limit("members of a claim", 1_024, MESSAGE, "ARGUMENT_INVALID")
 MEMBERS_PAGE_MAX: Final = limit("members listed in a reply", 1_024, MESSAGE, "the next page")
-limit("parts of a member", PARTS_MAX, BUFFER, "ARGUMENT_INVALID")
+limit("parts of a member", MEMBER_PARTS_MAX, BUFFER, "ARGUMENT_INVALID")
 TICKETS_HELD_MAX: Final = limit(
     "tickets of a buffer, and requests for them that wait",
     16_384,

@@ -158,6 +158,18 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             buffer="b", keys=[pb.MemberKey(group="g")], inline_bytes_max=4 * 2**20
         ),
     ),
+    "ClaimMembers": (
+        ("reward", 8, 1.5),
+        {"lease_s": 9.0},
+        pb.ClaimMembersRequest(
+            buffer="b",
+            lacking="reward",
+            member_count=8,
+            max_wait=Duration(seconds=1, nanos=500_000_000),
+            lease_duration=Duration(seconds=9),
+            inline_bytes_max=4 * 2**20,
+        ),
+    ),
     "DropMembers": (
         ([("g", 3)],),
         {},
@@ -307,6 +319,7 @@ async def test_every_method_sends_its_own_request(
     fake.will("FetchFragments", GRANTED)
     fake.will("TakeTickets", GIVEN)
     fake.will("ReadMembers", READ)
+    fake.will("ClaimMembers", pb.ClaimMembersResponse(grant=GRANTED.grant))
     async with make_caller(kind, address, clock=ManualClock(), buffer="b") as caller:
         await caller.call(snake(rpc), *args, **kwargs)
     assert [(rpc, wanted)] == [(call.method, call.request) for call in fake.received]
@@ -322,6 +335,7 @@ async def test_every_call_has_a_deadline(
     fake.will("FetchFragments", GRANTED)
     fake.will("TakeTickets", GIVEN)
     fake.will("ReadMembers", READ)
+    fake.will("ClaimMembers", pb.ClaimMembersResponse(grant=GRANTED.grant))
     async with make_caller(
         kind, address, clock=ManualClock(), buffer="b", deadline_s=4.0
     ) as caller:

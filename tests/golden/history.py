@@ -32,6 +32,7 @@ from breadbox_server.core.model.inputs import (
     CreateBuffer,
     DeclareSchema,
     DeleteBuffer,
+    DropMembers,
     DropPayloads,
     EndSession,
     Fetch,
@@ -54,6 +55,7 @@ from breadbox_server.core.model.inputs import (
     UpdatePriorities,
 )
 from breadbox_server.core.model.schemas import SchemaArray, SchemaOrigin
+from breadbox_server.core.model.validation import PART_VERSION
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.core.state.chunks import ChunkState
 
@@ -81,6 +83,8 @@ GONE = BufferName("gone")
 KEPT = BufferName("kept")
 GROUPS = BufferName("groups")
 PACED = BufferName("paced")
+ROWS = BufferName("rows")
+VERIFIED = BufferName("verified")
 RUN = 20
 """Fragments decided at a time, enough to be written down as columns."""
 
@@ -133,6 +137,7 @@ class _Act:
         self._in_kept()
         self._in_groups()
         self._in_paced()
+        self._in_rows()
         return self._now
 
     def _in_default(self) -> None:
@@ -257,6 +262,57 @@ class _Act:
         self._take_tickets(1, 1.0)
         self._now += 2.0
         self._buffers.handle_timer(now=self._now)
+
+    def _in_rows(self) -> None:
+        """Rows with parts and numbers, some replaced or dropped; members that lack a part."""
+        assembly, session = AssemblyPolicy.GROUPS, SessionId(f"seventh-{self._act}")
+        self._do(CreateBuffer(ROWS, BufferConfig(fragments_per_chunk=0, assembly=assembly)))
+        self._do(StartSession(ROWS, session))
+        for row in "a", "b":
+            self._attach(ROWS, session, row, "ids", 1, '{"status":"running"}')
+        self._attach(ROWS, session, "a", "reward", 2, '{"reward":0.5,"status":"done"}')
+        self._attach(ROWS, session, "a", "ids", 3, "", replaces=True)
+        self._attach(ROWS, session, "c", "", 0, '{"is_prompt":true}')
+        self._attach(ROWS, session, "c", "", 0, '{"status":"pending"}')
+        self._do(DropMembers(ROWS, (WorkerId("b"),), (0,)))
+        verified = BufferConfig(
+            fragments_per_chunk=2, assembly=assembly, required_parts="tokens,reward"
+        )
+        self._do(CreateBuffer(VERIFIED, verified))
+        self._do(StartSession(VERIFIED, session))
+        for member in range(2):
+            for group in "whole", "open":
+                self._append(VERIFIED, session, group, member)
+            self._attach(VERIFIED, session, "whole", "reward", 1, '{"reward":1}', member=member)
+        self._attach(VERIFIED, session, "open", "reward", 1, '{"reward":1}')
+
+    def _attach(
+        self,
+        buffer: BufferName,
+        session: SessionId,
+        group: str,
+        part: str,
+        code: int,
+        numbers: str,
+        member: int = 0,
+        *,
+        replaces: bool = False,
+    ) -> None:
+        attached = Fragment(
+            worker_id=WorkerId(group),
+            fragment_index=FragmentIndex(member),
+            session_id=session,
+            model_version_min=PART_VERSION,
+            model_version_max=PART_VERSION,
+            payload=self._payload(100 if part else 0),
+            step_count=0,
+            discontinuity=True,
+            schema_hash=code,
+            numbers=numbers,
+            part=part,
+            replaces=replaces,
+        )
+        self._do(AppendFragments(buffer, [attached]))
 
     def _take_tickets(self, count: int, lease_s: float) -> tuple[WorkerId, ...]:
         self._buffers.take_events()

@@ -1,13 +1,21 @@
 """Groups whose members get parts later, from other producers, through a real server."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import breadbox
-from breadbox.errors import GroupEndedError, InvalidRequestError, PartConflictError
+from breadbox.errors import (
+    GroupEndedError,
+    InvalidRequestError,
+    PartConflictError,
+    WaitElapsedError,
+)
 from breadbox.types import GroupEndReason, MemberDescription
 from support.server_process import ServerProcess
 
@@ -142,3 +150,63 @@ def test_parts_need_groups(client: breadbox.Client) -> None:
     client.start_session("run", buffer="steps")
     with pytest.raises(InvalidRequestError, match="`assembly` groups"):
         client.attach(reward(0, 1.0), buffer="steps")
+
+
+def test_a_claimed_member_is_nobody_elses_until_the_claim_ends(client: breadbox.Client) -> None:
+    client.append_many([completion(0), completion(1)])
+    with (
+        client.claim("reward", 1, max_wait_s=10) as first,
+        client.claim("reward", 5, max_wait_s=10) as second,
+    ):
+        members = [each.metadata.fragment_index for each in first.references]
+        others = [each.metadata.fragment_index for each in second.references]
+        assert (members, others) == ([0], [1])
+        with pytest.raises(WaitElapsedError, match="2 are claimed"):
+            client.claim("reward", max_wait_s=0)
+        (sequence,) = first.sequences()
+        assert sequence.tokens["ids"].tolist() == [0, 1, 2]
+        client.attach(reward(0, 1.0))
+    with client.claim("reward", 5, max_wait_s=10) as again:
+        assert [each.metadata.fragment_index for each in again.references] == [1]
+        client.attach(reward(1, 0.0))
+    with client.fetch(2, max_wait_s=10) as lease:
+        assert [each.metadata.numbers["reward"] for each in lease.references] == [1.0, 0.0]
+
+
+def test_a_claim_waits_for_a_member_and_for_another_claim_to_expire(
+    client: breadbox.Client, server: ServerProcess
+) -> None:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        breadbox.connect(server.address, buffer="verified") as verifier,
+    ):
+        waiting = pool.submit(verifier.claim, "reward", 4, 30.0, lease_s=0.5)
+        client.append(completion(0))
+        assert len(waiting.result(30)) == 1  # Not entered: nothing renews it.
+        with client.claim("reward", 4, max_wait_s=30) as claim:
+            assert [each.metadata.worker_id for each in claim.references] == ["g"]
+
+
+VERIFY = """
+import sys
+import breadbox
+
+with breadbox.connect(sys.argv[1], buffer="verified") as client:
+    with client.claim("reward", 8, 30, lease_s=1.0) as claim:
+        print(len(claim), flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_members_of_a_verifier_that_is_killed_are_claimed_by_another(
+    client: breadbox.Client, server: ServerProcess
+) -> None:
+    client.append_many([completion(0), completion(1)])
+    command = [sys.executable, "-c", VERIFY, server.address]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "2\n"
+        killed.kill()
+    with client.claim("reward", 8, max_wait_s=30) as claim:
+        assert len(claim) == 2

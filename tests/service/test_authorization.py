@@ -32,7 +32,7 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBuffe
 PRODUCER = {
     "WatchModel", "GroupEnds", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
     "TakeTickets", "RenewTicket", "GiveBackTicket", "Members", "ReadMembers", "DropMembers",
-    "ReleaseLease",
+    "ReleaseLease", "RenewLease", "ClaimMembers",
     "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {
@@ -40,7 +40,7 @@ LEARNER = {
     "ReadFragments", "CreateSubscription", "AcknowledgeChunks", "DeleteSubscription",
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "UpdatePriorities", "ListBuffers",
     "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
-    "Members", "ReadMembers", "DropMembers",
+    "Members", "ReadMembers", "DropMembers", "ClaimMembers",
 }  # fmt: skip
 VIEWER = {
     "WatchModel", "GroupEnds", "ReadFragments", "GetPreparedFragments", "ReleaseLease",

@@ -50,6 +50,7 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "GiveBackTicket": lambda name: pb.GiveBackTicketRequest(buffer=name, group="g"),
     "Members": lambda name: pb.MembersRequest(buffer=name),
     "ReadMembers": lambda name: pb.ReadMembersRequest(buffer=name, keys=[pb.MemberKey(group="g")]),
+    "ClaimMembers": lambda name: pb.ClaimMembersRequest(buffer=name, member_count=1),
     "DropMembers": lambda name: pb.DropMembersRequest(buffer=name, keys=[pb.MemberKey(group="g")]),
     "AppendFragments": lambda name: pb.AppendFragmentsRequest(
         buffer=name, fragments=[fragment(name)]

@@ -222,6 +222,20 @@ class Client(ProcessBound):
     ) -> list[dict[str, Any]]:
         return await self._run(members.read_members, buffer, keys, parts)
 
+    def claim(
+        self,
+        lacking: str,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> "Entering[Lease]":
+        grant = self.service.claim_members(
+            lacking, count, max_wait_s, lease_s=lease_s, buffer=buffer
+        )
+        return Entering(self._leased(buffer or self.buffer, grant))
+
     async def drop_members(
         self, keys: Iterable[tuple[str, int]], *, buffer: str | None = None
     ) -> int:

@@ -316,7 +316,9 @@ class Part:
         if bool(self.name) != self.has_arrays:
             raise InvalidRequestError("name", "must be given with arrays, and with them alone")
         if not self.name and not self.numbers:
-            raise InvalidRequestError("arrays", "must hold at least one array, or numbers one value")
+            raise InvalidRequestError(
+                "arrays", "must hold at least one array, or numbers one value"
+            )
 
     @property
     def worker_id(self) -> str:

@@ -37,6 +37,7 @@ METHODS: dict[str, str] = {
     "GiveBackTicket": "what was given back stays so",
     "Members": "reads",
     "ReadMembers": "reads; a lease expires if its reply was lost",
+    "ClaimMembers": "a claim expires if its reply was lost",
     "DropMembers": "what is dropped stays so",
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
     "FetchFragments": "the same request_id gets the same grant",
@@ -219,6 +220,32 @@ def read_members(
         buffer=buffer,
         keys=wire.member_keys(keys),
         parts=parts,
+        inline_bytes_max=inline_bytes_max,
+    )
+
+
+def claim_members(
+    buffer: str,
+    lacking: str,
+    count: int,
+    max_wait_s: float,
+    lease_s: float | None,
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX,
+) -> Call[types.LeaseGrant | str]:
+    """Claim members that lack a part; the answer is the reason if the wait has elapsed."""
+    return _call(
+        pb.ClaimMembersRequest,
+        lambda response: (
+            wire.grant_of(response.grant, "")
+            if response.HasField("grant")
+            else response.waiting_reason
+        ),
+        wait_s=max_wait_s,
+        buffer=buffer,
+        lacking=lacking,
+        member_count=count,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+        lease_duration=wire.duration("lease_s", lease_s),
         inline_bytes_max=inline_bytes_max,
     )
 

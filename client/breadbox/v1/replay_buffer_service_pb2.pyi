@@ -254,6 +254,30 @@ class ReadMembersResponse(_message.Message):
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, parts: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., part_counts: _Optional[_Iterable[int]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class ClaimMembersRequest(_message.Message):
+    __slots__ = ("buffer", "lacking", "member_count", "max_wait", "lease_duration", "inline_bytes_max")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    lacking: str
+    member_count: int
+    max_wait: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    inline_bytes_max: int
+    def __init__(self, buffer: _Optional[str] = ..., lacking: _Optional[str] = ..., member_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., inline_bytes_max: _Optional[int] = ...) -> None: ...
+
+class ClaimMembersResponse(_message.Message):
+    __slots__ = ("grant", "waiting_reason")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    grant: FetchGrant
+    waiting_reason: str
+    def __init__(self, grant: _Optional[_Union[FetchGrant, _Mapping]] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+
 class DropMembersRequest(_message.Message):
     __slots__ = ("buffer", "keys")
     BUFFER_FIELD_NUMBER: _ClassVar[int]

@@ -85,6 +85,11 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersResponse.FromString,
                 _registered_method=True)
+        self.ClaimMembers = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/ClaimMembers',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersResponse.FromString,
+                _registered_method=True)
         self.DropMembers = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/DropMembers',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersRequest.SerializeToString,
@@ -279,6 +284,16 @@ class ReplayBufferServiceServicer(object):
     def ReadMembers(self, request, context):
         """All callers. The parts of members of open groups, by their keys. The payloads stay readable under a
         read lease, as those of ReadFragments.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClaimMembers(self, request, context):
+        """Verifiers, which are producers or learners. Members of open groups that have their sequences and
+        lack a part: no other claim gets them while the lease lives, which ends as a read lease does. Blocks
+        until there is one, for at most max_wait. A claim does not outlive the server.
+        Fails: WATCHERS_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -526,6 +541,11 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.ReadMembers,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersResponse.SerializeToString,
+            ),
+            'ClaimMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimMembers,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersResponse.SerializeToString,
             ),
             'DropMembers': grpc.unary_unary_rpc_method_handler(
                     servicer.DropMembers,
@@ -904,6 +924,33 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/ReadMembers',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/ClaimMembers',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -344,7 +344,11 @@ def grant_from_wire(message: pb.FetchFragmentsResponse, request_id: str) -> type
     """Read the reply to a fetch: the grant, or the reason why there is none after the wait."""
     if message.WhichOneof("result") != "grant":
         return message.wait_elapsed.waiting_reason or "the server gave no reason"
-    grant = message.grant
+    return grant_of(message.grant, request_id)
+
+
+def grant_of(grant: pb.FetchGrant, request_id: str) -> types.LeaseGrant:
+    """Read a grant."""
     step_counts = iter(grant.step_counts)
     return types.LeaseGrant(
         lease_id=grant.lease.lease_id,

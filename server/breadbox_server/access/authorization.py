@@ -162,8 +162,9 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         (Rule(_PRODUCERS, "buffer"), ("TakeTickets",)),
         (Rule(_PRODUCERS, "buffer", worker="group"), ("RenewTicket", "GiveBackTicket")),
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
-        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "RenewLease", "UpdatePriorities")),
-        # A viewer, or a producer, may release the leases of its own reads.
+        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "UpdatePriorities")),
+        # A viewer, or a producer, may release the leases of its own reads; a producer, renew them.
+        (Rule(_WRITERS, "buffer"), ("RenewLease", "ClaimMembers")),
         (Rule(_READERS, "buffer"), ("GetPreparedFragments", "ReadFragments")),
         (Rule(_ALL, "buffer"), ("ReleaseLease",)),
         (

@@ -88,6 +88,7 @@ WaitingRequest = (
     | pb.WatchModelRequest
     | pb.GroupEndsRequest
     | pb.TakeTicketsRequest
+    | pb.ClaimMembersRequest
 )
 
 LeasingRequest = (
@@ -97,6 +98,7 @@ LeasingRequest = (
     | pb.TakeTicketsRequest
     | pb.RenewTicketRequest
     | pb.ReadMembersRequest
+    | pb.ClaimMembersRequest
 )
 
 DEFAULT_BUFFER_NAME: Final = "default"

@@ -42,7 +42,7 @@ from breadbox_server.core.model.entries import (
     TimePassed,
 )
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
-from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId, WorkerId
+from breadbox_server.core.model.ids import ChunkId, LeaseId, PayloadId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
 from breadbox_server.core.rules import (
@@ -222,6 +222,21 @@ class ReplayBuffer:
     ) -> Sequence[Fragment] | None:
         """Return the parts of a member, of these names or all, or None if it is not there."""
         return parts.found(self._state, group, member, names)
+
+    def lacking(
+        self, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+    ) -> list[list[inputs.GrantedFragment]]:
+        """Return members that lack a part, each with all that it has, as of a grant."""
+        version = self._state.model.version or 0
+        return [
+            [
+                inputs.GrantedFragment(
+                    each, ChunkId(-1), max(0, version - each.model_version_min), 0, 1.0, 1.0, 0
+                )
+                for each in member
+            ]
+            for member in parts.lacking(self._state, part, count_max, may_take)
+        ]
 
     def has_ended(self, group: WorkerId) -> bool:
         """Whether this buffer makes groups, and none of that name is open."""

@@ -23,7 +23,7 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
-from breadbox_server.core.model.config import PARTS_MAX
+from breadbox_server.core.model.config import MEMBER_PARTS_MAX
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -59,6 +59,7 @@ from breadbox_server.core.model.validation import check_buffer_name, check_int
 from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
+    CLAIM_MEMBERS_MAX,
     EPISODES_MAX,
     GATEWAY_PAYLOADS_MAX,
     MEMBERS_PAGE_MAX,
@@ -255,9 +256,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         return pb.GiveBackTicketResponse()
 
-    async def Members(
-        self, request: pb.MembersRequest, context: Context
-    ) -> pb.MembersResponse:
+    async def Members(self, request: pb.MembersRequest, context: Context) -> pb.MembersResponse:
         """Show a page of the members of open groups that the caller's token is for."""
         core, buffer = self._driver.core, convert.buffer_name(request.buffer)
         # Before all: members are numbered from 0.
@@ -279,7 +278,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ReadMembersResponse:
         """Return the parts of members, by their keys."""
         caller, names = current_caller(), request.parts
-        check_int("parts", len(names), 0, PARTS_MAX)
+        check_int("parts", len(names), 0, MEMBER_PARTS_MAX)
         found, reply, lease = await self._driver.reading.read_members(
             convert.buffer_name(request.buffer),
             convert.member_keys(request.keys),
@@ -296,6 +295,31 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             convert.METADATA.put(each, response.parts.add())
         if lease is not None:
             response.lease.CopyFrom(self._lease(lease.lease_id, lease.expires_at))
+        return response
+
+    async def ClaimMembers(
+        self, request: pb.ClaimMembersRequest, context: Context
+    ) -> pb.ClaimMembersResponse:
+        """Wait for members that lack a part."""
+        check_int("member_count", request.member_count, 1, CLAIM_MEMBERS_MAX)
+        found = await self._driver.reading.claim_members(
+            convert.buffer_name(request.buffer),
+            request.lacking,
+            request.member_count,
+            wait_s=_wait_s(request, context),
+            lease_s=convert.lease_s(request),
+            inline_bytes_max=self._inline_bytes_max(request),
+            caller=current_caller(),
+        )
+        if isinstance(found, str):
+            return pb.ClaimMembersResponse(waiting_reason=found)
+        response = pb.ClaimMembersResponse()
+        grant = response.grant
+        grant.lease.CopyFrom(self._lease(found.lease.lease_id, found.lease.expires_at))
+        grant.session_id = found.model.session_id
+        grant.model_version = found.model.model_version or 0
+        grant.payloads.extend(found.reply.bodies if any(found.reply.bodies) else ())
+        convert.add_references(found.fragments, grant.fragments)
         return response
 
     async def DropMembers(
@@ -427,7 +451,12 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
     def _inline_bytes_max(
         self,
-        request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.ReadMembersRequest,
+        request: (
+            pb.FetchFragmentsRequest
+            | pb.ReadFragmentsRequest
+            | pb.ReadMembersRequest
+            | pb.ClaimMembersRequest
+        ),
     ) -> int:
         """Return how many bytes may be inline in the reply, 0 where the caller reads the store."""
         check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
@@ -471,9 +500,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.RenewLeaseRequest, context: Context
     ) -> pb.RenewLeaseResponse:
         """Let a lease live on."""
-        lease_id = LeaseId(request.lease_id)
+        buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
+        self._check_lease(buffer, lease_id)
         expires_at = await self._driver.renew(
-            RenewLease(convert.buffer_name(request.buffer), lease_id, convert.lease_s(request))
+            RenewLease(buffer, lease_id, convert.lease_s(request))
         )
         return pb.RenewLeaseResponse(lease=self._lease(lease_id, expires_at))
 
@@ -482,16 +512,20 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ReleaseLeaseResponse:
         """End a lease; a viewer or producer ends those of its own reads, and finds no others."""
         buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
-        caller = current_caller()
-        if caller.role in (Role.VIEWER, Role.PRODUCER) and not self._driver.reading.leases.knows(
-            buffer, lease_id, caller.holder(buffer)
-        ):
-            raise LeaseNotFoundError(lease_id)
+        self._check_lease(buffer, lease_id)
         await self._driver.release(
             ReleaseLease(buffer, lease_id, convert.release_mode(request.mode)),
             convert.unreadable(request.unreadable_payload_ids),
         )
         return pb.ReleaseLeaseResponse()
+
+    def _check_lease(self, buffer: BufferName, lease_id: LeaseId) -> None:
+        """Raise LeaseNotFoundError if a viewer, or producer, names no lease of its own reads."""
+        caller = current_caller()
+        if caller.role in (Role.VIEWER, Role.PRODUCER) and not self._driver.reading.leases.knows(
+            buffer, lease_id, caller.holder(buffer)
+        ):
+            raise LeaseNotFoundError(lease_id)
 
     async def UpdatePriorities(
         self, request: pb.UpdatePrioritiesRequest, context: Context

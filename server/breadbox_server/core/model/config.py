@@ -24,7 +24,7 @@ NAME_SIZE_BYTES_MAX = 128
 BUFFER_NAME_LENGTH_MAX = 64
 NUMBER_NAME_BYTES_MAX = 64
 PART_NAME_BYTES_MAX = 64
-PARTS_MAX = 64
+MEMBER_PARTS_MAX = 64
 """Parts of a member."""
 TOKENS = "tokens"
 """Name of the part that a member itself is: its sequence, or fragment."""
@@ -186,20 +186,7 @@ class BufferConfig:
                 f"must be at most fragments_per_chunk ({self.fragments_per_chunk}), "
                 f"got {self.group_min}",
             )
-        names = self.required_parts.split(",") if self.required_parts else [TOKENS]
-        is_of_parts = TOKENS in names and len(set(names)) == len(names) <= PARTS_MAX
-        if not is_of_parts or any([not 0 < len(each.encode()) <= PART_NAME_BYTES_MAX for each in names]):
-            raise InvalidArgumentError(
-                "required_parts",
-                f"must be at most {PARTS_MAX} different names of at most {PART_NAME_BYTES_MAX} bytes, "
-                f"with commas between them, and {TOKENS} among them; got {self.required_parts!r:.200}",
-            )
-        if self.required_parts and (
-            self.assembly is not AssemblyPolicy.GROUPS or self.keeps_rows
-        ):
-            raise InvalidArgumentError(
-                "required_parts", "is for `assembly` groups, with at least 1 in fragments_per_chunk"
-            )
+        self._check_required_parts()
         if self.drop_equal and self.assembly is not AssemblyPolicy.GROUPS:
             raise InvalidArgumentError("drop_equal", "is for `assembly` groups alone")
         if len(self.drop_equal.encode(errors="replace")) > NUMBER_NAME_BYTES_MAX:
@@ -211,6 +198,25 @@ class BufferConfig:
                 "groups_per_version",
                 f"times (lead_versions + 1) is {self.tickets_max}, more than the groups remembered "
                 f"(workers_max {self.workers_max})",
+            )
+
+    def _check_required_parts(self) -> None:
+        names = self.required_parts.split(",") if self.required_parts else [TOKENS]
+        if (
+            TOKENS not in names
+            or len(set(names)) < len(names)
+            or len(names) > MEMBER_PARTS_MAX
+            or any([not 0 < len(each.encode()) <= PART_NAME_BYTES_MAX for each in names])
+        ):
+            raise InvalidArgumentError(
+                "required_parts",
+                f"must be at most {MEMBER_PARTS_MAX} different names of at most "
+                f"{PART_NAME_BYTES_MAX} bytes, with commas between them, and {TOKENS} among them; "
+                f"got {self.required_parts!r:.200}",
+            )
+        if self.required_parts and (self.assembly is not AssemblyPolicy.GROUPS or self.keeps_rows):
+            raise InvalidArgumentError(
+                "required_parts", "is for `assembly` groups, with at least 1 in fragments_per_chunk"
             )
 
     def _check_counts(self) -> None:

@@ -277,7 +277,7 @@ class DropMembers(Input[int]):
 
     groups: tuple[ids.WorkerId, ...]
     members: tuple[int, ...]
-    """Of each of the groups the member."""
+    """The member of each group, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ without a name has numbers alone, which are merged into those of its member.
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model import errors, inputs
-from breadbox_server.core.model.config import PARTS_MAX, TOKENS
+from breadbox_server.core.model.config import MEMBER_PARTS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
-from breadbox_server.core.state.groups import Groups, merged
+from breadbox_server.core.state.groups import GroupChunk, Groups
 
 NUMBERS_MAX: Final = 16
 """Numbers of a member, from all that was attached."""
@@ -41,9 +41,9 @@ def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment
     if not fragment.payload.size_bytes:
         return None
     if fragment.replaces and not groups.fragments_per_chunk:
-        numbers = chunk.numbers.get(fragment.fragment_index, "")
+        numbers = json.loads(chunk.numbers.get(fragment.fragment_index) or "{}")
         is_same = found.schema_hash == fragment.schema_hash
-        brings = fragment.numbers and merged(numbers or "{}", fragment.numbers) != numbers
+        brings = numbers | json.loads(fragment.numbers or "{}") != numbers
         is_last = next(reversed(chunk.members[fragment.fragment_index])) == fragment.part
         return found if is_same and is_last and not brings else None
     return found
@@ -69,9 +69,9 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
     if chunk is None or member not in chunk.members:
         return
     count = len(chunk.members[member].keys() | {fragment.part})
-    if count > PARTS_MAX:
+    if count > MEMBER_PARTS_MAX:
         raise errors.InvalidArgumentError(
-            "part", f"is one of {count} of its member; the limit is {PARTS_MAX}"
+            "part", f"is one of {count} of its member; the limit is {MEMBER_PARTS_MAX}"
         )
     numbers = chunk.numbers.get(member)
     if numbers and fragment.numbers:
@@ -135,6 +135,27 @@ def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterato
                     part or TOKENS for part in chunk.members[member] if chunk.has((member, part))
                 ]
                 yield MemberSeen(name, member, tuple(parts), chunk.numbers.get(member, ""))
+
+
+def lacking(
+    state: BufferState, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+) -> list[list[Fragment]]:
+    """Return members that lack a part and have their sequences, each with all of its parts.
+
+    Those of the longest silent group come first; O(members of open groups).
+    """
+    taken: list[list[Fragment]] = []
+    groups = state.assembly
+    for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
+        assert isinstance(chunk, GroupChunk), "of groups"
+        for member, places in chunk.members.items():
+            if len(taken) >= count_max:
+                return taken
+            if part in places or not chunk.has((member, "")) or not may_take(name, member):
+                continue
+            held = [chunk.fragments[place] for _, place in sorted(places.items())]
+            taken.append(chunk.with_numbers(held))
+    return taken
 
 
 def found(

@@ -64,7 +64,7 @@ class GroupChunk(OpenChunk):
         super().__init__(worker_id, list(fragments), touched_at)
         self.fragments = []
         self.members: dict[int, dict[str, int]] = {}
-        """Of each member the places of its parts, in the order in which they came."""
+        """Places of the parts of each member, in the order in which they came."""
         self.numbers: dict[int, str] = {}
         """Numbers of each member, from all that came of it."""
         self.complete: set[int] = set()
@@ -112,14 +112,16 @@ class GroupChunk(OpenChunk):
     def take_out(self, member: int) -> list[Fragment]:
         """Take a member out, and return all of it; O(fragments of the group)."""
         gone = [each for each in self.fragments if each.fragment_index == member]
-        kept = [each for each in self.fragments if each.fragment_index != member]
-        self.fragments = kept
+        self._keep([each for each in self.fragments if each.fragment_index != member])
         self.complete.discard(member)
-        self.members.clear()
         self.numbers.pop(member, None)
-        for place, each in enumerate(kept):
-            self.members.setdefault(each.fragment_index, {})[each.part] = place
         return gone
+
+    def _keep(self, fragments: list[Fragment]) -> None:
+        self.fragments = fragments
+        self.members.clear()
+        for place, each in enumerate(fragments):
+            self.members.setdefault(each.fragment_index, {})[each.part] = place
 
     def whole(self) -> list[Fragment]:
         """Return its fragments; the first of each member has its numbers."""
@@ -268,9 +270,7 @@ class Groups(Assembly):
         assert chunk is not None, "it has members"
         return self._deliver(group, chunk, GroupEndReason.PARTIAL)
 
-    def _deliver(
-        self, group: Worker, chunk: GroupChunk, reason: GroupEndReason
-    ) -> list[Fragment]:
+    def _deliver(self, group: Worker, chunk: GroupChunk, reason: GroupEndReason) -> list[Fragment]:
         fragments = sorted(self.discard(group), key=_KEY)
         if left_over := [each for each in fragments if each.fragment_index not in chunk.complete]:
             self._on_left_over(left_over)
@@ -329,9 +329,13 @@ class Groups(Assembly):
         return gone
 
     def discard_lost(self, worker_id: WorkerId, payload_id: PayloadId) -> list[Fragment]:
-        """End the group of a member with a lost payload; return all its members."""
-        del payload_id
-        return self.drop(self.workers[worker_id], GroupEndReason.LOST)
+        """End the group, or the row, of a member with a lost payload; return all of it."""
+        group = self.workers[worker_id]
+        chunk = self.chunk_of(group)
+        if self.fragments_per_chunk or chunk is None:
+            return self.drop(group, GroupEndReason.LOST)
+        (lost,) = [each for each in chunk.fragments if each.payload.payload_id == payload_id]
+        return self.drop_row(worker_id, lost.fragment_index)
 
     def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
         """Change the ends of groups with chunks that left unused; not if their session ends."""
