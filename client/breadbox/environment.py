@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from breadbox.model.errors import InvalidRequestError
 
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from breadbox.model.options import Tls
 
 DEFAULT_SERVER = "localhost:50051"
+
+
+class Settings(TypedDict):
+    """Arguments of `breadbox.connect`."""
+
+    address: str
+    buffer: str
+    tls: "Tls | None"
+    token: str | None
+    store_url: str | None
+
+
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"", "0", "false", "f", "no", "n", "off"})
 
@@ -35,14 +47,24 @@ def connect_from_environment(
     # A command's help, which names the default address, needs no gRPC.
     from breadbox.client import connect
 
-    return connect(
-        server or environment.get("BREADBOX_SERVER") or DEFAULT_SERVER,
-        buffer=buffer or environment.get("BREADBOX_BUFFER") or "default",
-        tls=_tls(environment),
-        token=environment.get("BREADBOX_TOKEN") or None,
-        reconnect_s=reconnect_s,
-        store_url=environment.get("BREADBOX_STORE_URL") or None,
-    )
+    settings = settings_from_environment(server, buffer, environment)
+    return connect(reconnect_s=reconnect_s, **settings)
+
+
+def settings_from_environment(
+    server: str | None, buffer: str | None, environment: Mapping[str, str] = os.environ
+) -> "Settings":
+    """Return arguments of `breadbox.connect` and `breadbox.aio.connect` from variables.
+
+    Raises as `connect_from_environment` does, which says which variables.
+    """
+    return {
+        "address": server or environment.get("BREADBOX_SERVER") or DEFAULT_SERVER,
+        "buffer": buffer or environment.get("BREADBOX_BUFFER") or "default",
+        "tls": _tls(environment),
+        "token": environment.get("BREADBOX_TOKEN") or None,
+        "store_url": environment.get("BREADBOX_STORE_URL") or None,
+    }
 
 
 def seconds_from_environment(

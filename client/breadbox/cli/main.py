@@ -48,6 +48,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "import": ("breadbox_offline.main:import_episodes", "offline", "Put episodes in."),
     "export": ("breadbox_offline.main:export_episodes", "offline", "Write episodes out."),
+    "transfer-queue-path": (
+        "breadbox_adapters.paths:transfer_queue_path",
+        "",
+        "Print the folder of a module transfer_queue.",
+    ),
     "completion": ("breadbox.cli.main:completion", "", "Print shell completion."),
 }
 """Place of each command ("module:attribute"), the extra it needs, and its line in the help."""

@@ -44,7 +44,8 @@ def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment
         numbers = json.loads(chunk.numbers.get(fragment.fragment_index) or "{}")
         is_same = found.schema_hash == fragment.schema_hash
         brings = numbers | json.loads(fragment.numbers or "{}") != numbers
-        return found if is_same and not brings else None
+        is_last = next(reversed(chunk.members[fragment.fragment_index])) == fragment.part
+        return found if is_same and is_last and not brings else None
     return found
 
 

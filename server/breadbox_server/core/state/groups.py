@@ -100,13 +100,14 @@ class GroupChunk(OpenChunk):
             self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
         if self.only_merges(fragment):
             return
-        known_at = self.members.get(member, {}).get(fragment.part)
-        if known_at is not None and not self.fragments[known_at].payload.size_bytes:
-            # Numbers alone were there: the part is the latest of its member.
-            self._keep([each for each in self.fragments if each.key != fragment.key])
-        places, end = self.members.setdefault(member, {}), len(self.fragments)
-        place = places.setdefault(fragment.part, end)
-        self.fragments[place : place + 1] = [fragment]
+        places = self.members.setdefault(member, {})
+        if (gone := places.pop(fragment.part, None)) is not None:
+            # What is attached last counts where arrays of several parts have one name.
+            del self.fragments[gone]
+            for others in self.members.values():
+                others.update({part: at - 1 for part, at in others.items() if at > gone})
+        places[fragment.part] = len(self.fragments)
+        self.fragments.append(fragment)
         if self.has_all(member):
             self.complete.add(member)
 

@@ -1,0 +1,109 @@
+"""A checkpoint: all rows of the buffer in one file, and what they are in `metadata.json`."""
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import breadbox
+from breadbox.payload.dtypes import as_leaf, parse_dtype, stored_array
+from breadbox_adapters.transfer_queue.rows import TASK, parts_of
+from breadbox_adapters.transfer_queue.runtime import runtime
+
+_INDEX: Final = "metadata.json"
+_ROWS_AT_ONCE: Final = 256
+"""Rows that are read or attached together."""
+UNION: Final = "union"
+"""Value of `BREADBOX_TQ_RESUME` with which rows that the server has win over a checkpoint's."""
+
+
+def save_checkpoint(
+    checkpoint_dir: str | Path,
+    *,
+    include_storage: bool = True,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Write all rows into a folder, in place of an older checkpoint, whole or not at all.
+
+    `include_storage` changes nothing: a row that is cleared afterwards has to come back.
+
+    Raises:
+        OSError: The folder or a file cannot be written.
+    """
+    folder = Path(checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"rows-{uuid.uuid4().hex}.bin"
+    with open(folder / name, "wb") as file:
+        index = runtime.start(_saved(file)).result()
+        os.fsync(file.fileno())
+    about = {"file": name, "rows": index, "user_metadata": metadata or {}}
+    with open(folder / f"{name}.json", "w", encoding="utf-8") as file:
+        json.dump(about, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(folder / f"{name}.json", folder / _INDEX)
+    for old in folder.glob("rows-*.bin"):
+        if old.name != name:
+            old.unlink()
+
+
+async def _saved(file: Any) -> list[dict[str, Any]]:
+    client, index, end = (await runtime.rows()).client, [], 0
+    members = await client.members()
+    for start in range(0, len(members), _ROWS_AT_ONCE):
+        some = members[start : start + _ROWS_AT_ONCE]
+        read = await client.read_members([(each.group, each.member) for each in some])
+        for member, arrays in zip(some, read, strict=True):
+            placed = {}
+            for name, leaf in arrays.items():
+                array, dtype = stored_array(name, leaf)
+                placed[name] = [dtype, list(array.shape), end]
+                end += file.write(np.ascontiguousarray(array).tobytes())
+            index.append({"group": member.group, "numbers": member.numbers, "arrays": placed})
+    file.flush()
+    return index
+
+
+def load_checkpoint(checkpoint_dir: str | Path) -> None:
+    """Make the rows those of a checkpoint: other rows are dropped, older values come back.
+
+    Where `BREADBOX_TQ_RESUME` is "union", rows that the server has stay as they are, so that what
+    it acknowledged since the checkpoint is kept, and only rows that are gone come back.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint, or its file of rows is gone.
+    """
+    folder = Path(checkpoint_dir)
+    about = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+    with open(folder / about["file"], "rb") as file:
+        runtime.start(_loaded(file, about["rows"])).result()
+
+
+async def _loaded(file: Any, index: list[dict[str, Any]]) -> None:
+    client = (await runtime.rows()).client
+    there = {(each.group, each.member) for each in await client.members()}
+    if os.environ.get("BREADBOX_TQ_RESUME") == UNION:
+        index = [each for each in index if (each["group"], 0) not in there]
+    else:
+        await client.drop_members(there)
+    for start in range(0, len(index), _ROWS_AT_ONCE):
+        some = index[start : start + _ROWS_AT_ONCE]
+        await client.attach([part for each in some for part in _parts(file, each)], replace=True)
+
+
+def _parts(file: Any, row: dict[str, Any]) -> Iterator[breadbox.Part]:
+    columns: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
+    for name, (dtype, shape, offset) in row["arrays"].items():
+        file.seek(offset)
+        array = np.empty(shape, parse_dtype(dtype))
+        file.readinto(array.reshape(-1).view(np.uint8))
+        kept = tasks if name.startswith(TASK) else columns
+        kept[name] = as_leaf(array, dtype)
+    yield from parts_of(row["group"], columns, row["numbers"])
+    for name, array in tasks.items():
+        yield breadbox.Part(group=row["group"], name=name, arrays={name: array})
