@@ -26,7 +26,8 @@ torch.set_num_threads(1)
 
 
 def connect(address: str) -> breadbox.Client:
-    client = breadbox.connect(address, buffer=BUFFER)
+    # A server that was killed is back within that time.
+    client = breadbox.connect(address, buffer=BUFFER, reconnect_s=300)
     client.create_buffer(BUFFER, CONFIG)  # Unless it is there.
     return client
 

@@ -89,11 +89,12 @@ def run(options: argparse.Namespace) -> None:
     goal = options.seed, options.versions, options.target
     parts: list[Part] = []
     # Payloads and journal are in the folder, so that a killed server finds all that it had.
-    with start_server(store=f"file://{folder.resolve() / 'store'}") as server:
+    store = f"file://{folder.resolve() / 'store'}"
+    with start_server(store=store, start_limit_s=300) as server:
         try:
             print(f"server: process {server.process_id}, {server.address}", flush=True)
             parts.append(Part("learner", learn, server.address, folder, *goal))
-            for number in (1, 2):
+            for number in range(1, options.generators + 1):
                 parts.append(Part(f"generator {number}", generate, server.address))
             watch(server, parts)
         except KeyboardInterrupt:
@@ -134,6 +135,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of a new run")
     parser.add_argument("--versions", type=int, default=600, help="at which the run ends")
     parser.add_argument("--target", type=float, default=0.6, help="accuracy at which it ends")
+    parser.add_argument("--generators", type=int, default=2, help="processes of this program")
     options = parser.parse_args()
     if (options.part is None) != (options.address is None):
         parser.error("a part needs the address of its server, such as `learn localhost:50051`")
