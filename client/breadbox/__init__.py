@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from breadbox.model.errors import ReplayBufferError as ReplayBufferError
     from breadbox.model.errors import WaitElapsedError as WaitElapsedError
     from breadbox.model.fragment import Fragment as Fragment
+    from breadbox.model.fragment import Part as Part
     from breadbox.model.fragment import Sequence as Sequence
     from breadbox.model.fragment import fragment_of as fragment_of
     from breadbox.model.options import Tls as Tls
@@ -64,7 +65,7 @@ _HOMES = {
     "writing.appender": "Appender AppenderOptions",
     "client": "Client connect",
     "model.errors": "ReplayBufferError WaitElapsedError",
-    "model.fragment": "Fragment Sequence fragment_of",
+    "model.fragment": "Fragment Part Sequence fragment_of",
     "local": "ServerOptions local_server",
     "model.options": "Tls",
     "writing.step_writer": "StepWriter true_next_obs",

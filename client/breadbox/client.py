@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from breadbox.lease import Lease, Ticket
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
-from breadbox.model.fragment import Appendable, Fragment
+from breadbox.model.fragment import Appendable, Fragment, Part
 from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
-from breadbox.operations import calls, operations
+from breadbox.operations import calls, members, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.service import Service
@@ -360,6 +360,125 @@ class Client(ProcessBound):
         grant = self._run(operations.take_tickets, buffer, count, max_wait_s, lease_s)
         made = buffer or self.buffer
         return [Ticket(self._interpreter, made, group, grant) for group in grant.groups]
+
+    def attach(
+        self, parts: Part | Iterable[Part], *, buffer: str | None = None, replace: bool = False
+    ) -> list[types.AppendResult]:
+        """Attach parts to members of open groups, or to rows; see docs/agents.md.
+
+        ```python
+        client.attach(breadbox.Part("row-1", 0, "ids", {"ids": np.arange(3)}), buffer="rows")
+        client.attach(breadbox.Part("row-1", numbers={"status": "done"}), buffer="rows")
+        ```
+
+        All parts of one call are written, and announced, together. Returns the result of each, in
+        order: ADMITTED, or DUPLICATE if the member has the part with the same bytes, in which case
+        nothing changes, its numbers included. Numbers are merged on the server: those of one name
+        are set, others stay. Blocks while the buffer is full, for at most `append_wait_s`.
+
+        Args:
+            parts: A part, or several.
+            buffer: The buffer, or None for the client's.
+            replace: In a buffer of rows: parts of the same name are replaced.
+
+        Raises:
+            PartConflictError: A member has a part of the same name with other bytes.
+            GroupEndedError: The group of a part has ended.
+            SessionEndedError: No session is current, or another one than that of a part.
+            BackpressureError: There was no room in time, or there are too many groups.
+
+        Errors are raised once all parts were judged: the others are attached.
+        """
+        return self._run(members.attach, buffer, parts, replace=replace)
+
+    def members(
+        self, prefix: str = "", *, buffer: str | None = None
+    ) -> list[types.MemberDescription]:
+        """List the members of open groups, or rows, with their parts and numbers.
+
+        ```python
+        for row in client.members(buffer="rows"):
+            print(row.group, row.member, row.parts, row.numbers)
+        ```
+
+        Returns those of groups whose names begin with `prefix`, in order of group and member, page
+        by page: one that comes or goes meanwhile may be listed or not.
+        """
+        return self._run(members.members, buffer, prefix)
+
+    def read_members(
+        self,
+        keys: Sequence[tuple[str, int]],
+        parts: Sequence[str] | None = None,
+        *,
+        buffer: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Read the arrays of members of open groups, or of rows, by their keys.
+
+        ```python
+        (row,) = client.read_members([("row-1", 0)], ["ids"], buffer="rows")
+        print(row["ids"])
+        ```
+
+        Returns one dict of arrays for each key, in the order of *keys*: those of all parts, or of
+        the named *parts*. Of arrays of one name that of the latest part is taken. The name of a
+        member's sequence is "tokens".
+
+        Raises:
+            MemberNotFoundError: There is no such member, or it lacks a part. Nothing is returned.
+            PayloadMissingError: A member was dropped while it was read.
+        """
+        return self._run(members.read_members, buffer, keys, parts)
+
+    def claim(
+        self,
+        lacking: str,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> "Lease":
+        """Claim members of open groups that lack a part, for a verifier; see docs/agents.md.
+
+        ```python
+        with client.claim(lacking="reward", count=8, max_wait_s=30, buffer="verified") as claim:
+            for sequence in claim.sequences():
+                reward = breadbox.Part(sequence.group, sequence.member, "reward", {"r": np.ones(1)})
+                client.attach(reward, buffer="verified")
+        ```
+
+        Blocks until a member has its sequence and lacks the part, for at most `max_wait_s`, and
+        returns as many as there are, at most `count`. No other claim gets them while the lease
+        lives; leaving the block ends it, and members without the part can be claimed again. Claims
+        do not survive the server. Learners do not notice them.
+
+        Args:
+            lacking: Name of the part.
+            count: Most members to claim, 1 to 1024.
+            max_wait_s: Seconds to wait for the first, or None to wait without end.
+            lease_s: Seconds that the claim lives without a renewal, or None for the buffer's.
+            buffer: The buffer, or None for the client's.
+
+        Raises:
+            WaitElapsedError: There was no such member in time.
+        """
+        grant = self.service.claim_members(
+            lacking, count, max_wait_s, lease_s=lease_s, buffer=buffer
+        )
+        return self._leased(buffer or self.buffer, grant)
+
+    def drop_members(self, keys: Iterable[tuple[str, int]], *, buffer: str | None = None) -> int:
+        """Drop rows by their keys, and return how many there were; others are ignored.
+
+        ```python
+        client.drop_members([("row-1", 0)], buffer="rows")
+        ```
+
+        Raises:
+            InvalidRequestError: The buffer keeps no rows.
+        """
+        return self._run(members.drop_members, buffer, keys)
 
     def load_model(
         self,

@@ -48,6 +48,7 @@ class ServerOptions(TypedDict, total=False):
     stale: StalePolicy | str
     groups_per_version: int
     lead_versions: int
+    required_parts: str
     capacity_chunks: int
     capacity_bytes: int | str
     staleness_max: int

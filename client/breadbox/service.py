@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from breadbox.model import types
 from breadbox.model.types import ReleaseMode
-from breadbox.operations import calls, operations
+from breadbox.operations import calls, members, operations
 from breadbox.transport.interpreter import Interpreter
 
 T = TypeVar("T")
@@ -261,6 +261,27 @@ class Service:
             operations.take_tickets(
                 self._context, self._buffer(buffer), count, max_wait_s, lease_s, request_id
             )
+        )
+
+    def claim_members(
+        self,
+        lacking: str,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> types.LeaseGrant:
+        """Claim members that lack a part; see `Client.claim`.
+
+        ```python
+        grant = client.service.claim_members("reward", 8, buffer="verified")
+        ```
+
+        Nothing renews the claim: call `renew_lease`.
+        """
+        return self._interpreter.run(
+            members.claim(self._context, self._buffer(buffer), lacking, count, max_wait_s, lease_s)
         )
 
     def renew_ticket(

@@ -23,6 +23,7 @@ from breadbox.model.types import FragmentReference as FragmentReference
 from breadbox.model.types import GroupEnd as GroupEnd
 from breadbox.model.types import GroupEndReason as GroupEndReason
 from breadbox.model.types import LeaseGrant as LeaseGrant
+from breadbox.model.types import MemberDescription as MemberDescription
 from breadbox.model.types import ModelState as ModelState
 from breadbox.model.types import OpenGroup as OpenGroup
 from breadbox.model.types import PayloadReference as PayloadReference

@@ -297,6 +297,7 @@ class _Steps:
             parts,
             driver.core.buffers,
             refers_to=driver.reading.refers_to,
+            is_leased=driver.reading.leases.is_held_by,
             check_written=driver.appends.quotas.check_written,
             unannounced_s=settings.unannounced_s,
             unannounced_bytes_max=settings.gateway_unannounced_bytes,

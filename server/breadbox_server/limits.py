@@ -18,6 +18,7 @@ from breadbox.wire.schemas import (
 from breadbox_server.core.model.config import (
     BUFFER_NAME_LENGTH_MAX,
     NAME_SIZE_BYTES_MAX,
+    PARTS_MAX,
     BufferConfig,
 )
 from breadbox_server.core.model.schemas import SCHEMAS_MAX
@@ -562,6 +563,12 @@ limit("tickets of a request", TICKETS_PER_REQUEST_MAX, MESSAGE, "ARGUMENT_INVALI
 GROUP_ENDS_MAX: Final = limit(
     "ends of groups in a reply", 1_024, MESSAGE, "the caller asks for those after them"
 )
+MEMBER_KEYS_MAX: Final = limit(
+    "members named by a request", READ_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"
+)
+CLAIM_MEMBERS_MAX: Final = limit("members of a claim", 1_024, MESSAGE, "ARGUMENT_INVALID")
+MEMBERS_PAGE_MAX: Final = limit("members listed in a reply", 1_024, MESSAGE, "the next page")
+limit("parts of a member", PARTS_MAX, BUFFER, "ARGUMENT_INVALID")
 TICKETS_HELD_MAX: Final = limit(
     "tickets of a buffer, and requests for them that wait",
     16_384,

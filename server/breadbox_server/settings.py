@@ -111,6 +111,7 @@ class Settings(LogSettings, BufferLimits):
     drop_equal: str = _DEFAULTS.drop_equal
     groups_per_version: int = _DEFAULTS.groups_per_version
     lead_versions: int = _DEFAULTS.lead_versions
+    required_parts: str = _DEFAULTS.required_parts
     capacity_chunks: int = _DEFAULTS.capacity_chunks
     capacity_bytes: Bytes = _DEFAULTS.capacity_bytes
     """Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at most

@@ -76,6 +76,7 @@ GRANTED = pb.FetchFragmentsResponse(
         model_version=2,
     ),
 )
+READ = pb.ReadMembersResponse(part_counts=[0])
 GIVEN = pb.TakeTicketsResponse(groups=["ticket-1"], session_id="s")
 
 
@@ -148,6 +149,31 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
         ([METADATA],),
         {},
         pb.AppendFragmentsRequest(buffer="b", fragments=[METADATA_ON_WIRE]),
+    ),
+    "Members": (("row-",), {}, pb.MembersRequest(buffer="b", prefix="row-")),
+    "ReadMembers": (
+        ([("g", 0)], None),
+        {},
+        pb.ReadMembersRequest(
+            buffer="b", keys=[pb.MemberKey(group="g")], inline_bytes_max=4 * 2**20
+        ),
+    ),
+    "ClaimMembers": (
+        ("reward", 8, 1.5),
+        {"lease_s": 9.0},
+        pb.ClaimMembersRequest(
+            buffer="b",
+            lacking="reward",
+            member_count=8,
+            max_wait=Duration(seconds=1, nanos=500_000_000),
+            lease_duration=Duration(seconds=9),
+            inline_bytes_max=4 * 2**20,
+        ),
+    ),
+    "DropMembers": (
+        ([("g", 3)],),
+        {},
+        pb.DropMembersRequest(buffer="b", keys=[pb.MemberKey(group="g", member=3)]),
     ),
     "FetchFragments": (
         (8, 1.5),
@@ -292,6 +318,8 @@ async def test_every_method_sends_its_own_request(
     args, kwargs, wanted = CASES[rpc]
     fake.will("FetchFragments", GRANTED)
     fake.will("TakeTickets", GIVEN)
+    fake.will("ReadMembers", READ)
+    fake.will("ClaimMembers", pb.ClaimMembersResponse(grant=GRANTED.grant))
     async with make_caller(kind, address, clock=ManualClock(), buffer="b") as caller:
         await caller.call(snake(rpc), *args, **kwargs)
     assert [(rpc, wanted)] == [(call.method, call.request) for call in fake.received]
@@ -306,6 +334,8 @@ async def test_every_call_has_a_deadline(
     wait_s = request.max_wait.ToTimedelta().total_seconds() if waits else 0.0
     fake.will("FetchFragments", GRANTED)
     fake.will("TakeTickets", GIVEN)
+    fake.will("ReadMembers", READ)
+    fake.will("ClaimMembers", pb.ClaimMembersResponse(grant=GRANTED.grant))
     async with make_caller(
         kind, address, clock=ManualClock(), buffer="b", deadline_s=4.0
     ) as caller:

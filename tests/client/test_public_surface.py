@@ -35,6 +35,7 @@ PUBLIC = [
     "FullPolicy",
     "LeaseExpiryPolicy",
     "MinimumChunks",
+    "Part",
     "ReleaseMode",
     "ReplayBufferError",
     "SampleToInsertRatio",
@@ -75,6 +76,7 @@ TYPES = [
     "LoadedRead",
     "LoaderKeywords",
     "LoaderOptions",
+    "MemberDescription",
     "ModelState",
     "OpenGroup",
     "PackedBatch",
@@ -107,11 +109,14 @@ ERRORS = {
     "BufferNotFoundError": "ReplayBufferError",
     "ClosedError": "ReplayBufferError",
     "DeadlineExceededError": "ReplayBufferError",
+    "GroupEndedError": "ReplayBufferError",
     "InternalError": "ReplayBufferError",
     "InvalidRequestError": "ReplayBufferError",
     "LeaseExpiredError": "ReplayBufferError",
     "LimitExceededError": "ReplayBufferError",
+    "MemberNotFoundError": "ReplayBufferError",
     "NotSupportedError": "ReplayBufferError",
+    "PartConflictError": "ReplayBufferError",
     "PayloadCorruptError": "StoreError",
     "PayloadFormatError": "StoreError",
     "PayloadMissingError": "StoreError",
@@ -156,7 +161,7 @@ def test_the_types_for_annotations_are_these() -> None:
 
 NEVER_MOVED = {
     *("GroupEnd", "GroupEndReason", "OpenGroup", "PackedBatch", "PaddedBatch", "Service"),
-    *("WorkerSteps", *(each for each in TYPES if each.startswith("Ticket"))),
+    *("MemberDescription", "WorkerSteps", *(each for each in TYPES if each.startswith("Ticket"))),
 }
 
 

@@ -252,7 +252,8 @@ class NaiveGroups(NaiveBuffer):
         if worker is not None and worker.end:
             return 0
         reserved = [] if tail is None else self.reserved_members(fragment.worker_id)
-        count = len(worker.open if worker else []) + len(reserved) + 1
+        there = {each.fragment_index for each in (worker.open if worker else [])}
+        count = len(there | {*reserved, fragment.fragment_index})
         ticket, size = self.find_ticket(fragment.worker_id), self.config.fragments_per_chunk
         if ticket is not None and fragment.fragment_index in ticket.given_back:
             return 0

@@ -31,7 +31,8 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBuffe
 # Written out once more, so that a change of the table is a change of two places.
 PRODUCER = {
     "WatchModel", "GroupEnds", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
-    "TakeTickets", "RenewTicket", "GiveBackTicket",
+    "TakeTickets", "RenewTicket", "GiveBackTicket", "Members", "ReadMembers", "DropMembers",
+    "ReleaseLease", "RenewLease", "ClaimMembers",
     "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {
@@ -39,10 +40,11 @@ LEARNER = {
     "ReadFragments", "CreateSubscription", "AcknowledgeChunks", "DeleteSubscription",
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "UpdatePriorities", "ListBuffers",
     "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
+    "Members", "ReadMembers", "DropMembers", "ClaimMembers",
 }  # fmt: skip
 VIEWER = {
     "WatchModel", "GroupEnds", "ReadFragments", "GetPreparedFragments", "ReleaseLease",
-    "ListBuffers", "GetBuffer", "GetStoreConfig", "ReadPayloads",
+    "ListBuffers", "GetBuffer", "GetStoreConfig", "ReadPayloads", "Members", "ReadMembers",
 }  # fmt: skip
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 

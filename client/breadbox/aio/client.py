@@ -20,10 +20,10 @@ from breadbox.aio.lease import Lease, Ticket
 from breadbox.aio.service import Service
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
-from breadbox.model.fragment import Appendable, Fragment
+from breadbox.model.fragment import Appendable, Fragment, Part
 from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
-from breadbox.operations import calls, operations
+from breadbox.operations import calls, members, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.shared.outages import Outages
@@ -202,6 +202,44 @@ class Client(ProcessBound):
         grant = await self._run(operations.take_tickets, buffer, count, max_wait_s, lease_s)
         made = buffer or self.buffer
         return [Ticket(self._interpreter, made, group, grant) for group in grant.groups]
+
+    async def attach(
+        self, parts: Part | Iterable[Part], *, buffer: str | None = None, replace: bool = False
+    ) -> list[types.AppendResult]:
+        return await self._run(members.attach, buffer, parts, replace=replace)
+
+    async def members(
+        self, prefix: str = "", *, buffer: str | None = None
+    ) -> list[types.MemberDescription]:
+        return await self._run(members.members, buffer, prefix)
+
+    async def read_members(
+        self,
+        keys: Sequence[tuple[str, int]],
+        parts: Sequence[str] | None = None,
+        *,
+        buffer: str | None = None,
+    ) -> list[dict[str, Any]]:
+        return await self._run(members.read_members, buffer, keys, parts)
+
+    def claim(
+        self,
+        lacking: str,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> "Entering[Lease]":
+        grant = self.service.claim_members(
+            lacking, count, max_wait_s, lease_s=lease_s, buffer=buffer
+        )
+        return Entering(self._leased(buffer or self.buffer, grant))
+
+    async def drop_members(
+        self, keys: Iterable[tuple[str, int]], *, buffer: str | None = None
+    ) -> int:
+        return await self._run(members.drop_members, buffer, keys)
 
     async def load_model(
         self,

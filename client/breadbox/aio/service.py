@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from breadbox.model import types
 from breadbox.model.types import ReleaseMode
-from breadbox.operations import calls, operations
+from breadbox.operations import calls, members, operations
 from breadbox.transport.aio.interpreter import Interpreter
 
 T = TypeVar("T")
@@ -123,6 +123,21 @@ class Service:
         return await self._interpreter.run(
             operations.take_tickets(
                 self._context, self._buffer(buffer), count, max_wait_s, lease_s, request_id
+            )
+        )
+
+    async def claim_members(
+        self,
+        lacking: str,
+        count: int = 1,
+        max_wait_s: float | None = 60.0,
+        *,
+        lease_s: float | None = None,
+        buffer: str | None = None,
+    ) -> types.LeaseGrant:
+        return await self._interpreter.run(
+            members.claim(
+                self._context, self._buffer(buffer), lacking, count, max_wait_s, lease_s
             )
         )
 

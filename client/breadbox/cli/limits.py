@@ -23,9 +23,10 @@ class BufferLimits(Settings):
     full-policy block, sampler oldest_first. stack: the same with sampler newest_first. groups:
     assembly groups, sampler oldest_first, uses-max 1, schema ragged, lead-versions 2,
     staleness-max 8."""
-    fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
+    fragments_per_chunk: int | None = setting(None, environment=False, ge=0)
     """Consecutive fragments of one worker, or members of a group, that are fetched, used and
-    evicted together; cannot be changed later."""
+    evicted together; cannot be changed later. 0, of groups: they never close, and their members are
+    rows."""
     group_min: int | None = setting(None, environment=False, ge=0)
     """Members with which a group that is silent for --open-chunk-s is delivered; with fewer it is
     dropped. 0: all of them."""
@@ -37,6 +38,9 @@ class BufferLimits(Settings):
     are given."""
     lead_versions: int | None = setting(None, environment=False, ge=0)
     """Versions that groups with tickets may be ahead of the learner."""
+    required_parts: str | None = setting(None, environment=False)
+    """Parts with which a member of a group is complete, such as tokens,reward. Empty: its sequence
+    alone."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
     """Chunks held for fetches; beyond, --full-policy decides."""
     capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)

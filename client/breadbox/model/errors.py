@@ -100,6 +100,40 @@ class TicketNotFoundError(ReplayBufferError):
         self.group = group
 
 
+class GroupEndedError(ReplayBufferError):
+    """The group of a part has ended, so that nothing can be attached any more."""
+
+    def __init__(self, group: str, reason: str) -> None:
+        super().__init__(f"group {group!r} has ended ({reason}); nothing can be attached any more")
+        self.group = group
+        self.reason = reason
+
+
+class PartConflictError(ReplayBufferError):
+    """The member has a part of this name with other bytes. Nothing was changed."""
+
+    def __init__(self, group: str, member: int, part: str) -> None:
+        super().__init__(
+            f"member {member} of group {group!r} has a part {part!r} with other bytes; in a buffer "
+            "of rows, attach(..., replace=True) replaces it"
+        )
+        self.group = group
+        self.member = member
+        self.part = part
+
+
+class MemberNotFoundError(ReplayBufferError):
+    """The buffer has no such member, or it has no part of this name."""
+
+    def __init__(self, group: str, member: int, part: str = "") -> None:
+        lacking = f"it has no part {part!r}" if part else "it is unknown, or was dropped"
+        super().__init__(f"member {member} of group {group!r} cannot be read: {lacking}")
+        self.group = group
+        self.member = member
+        self.part = part
+        """Name of the part that it lacks, or empty if there is no such member."""
+
+
 class SubscriptionNotFoundError(ReplayBufferError):
     """The buffer has no subscription of this name."""
 

@@ -267,8 +267,82 @@ class Sequence:
         return tree_size_bytes(self._arrays())
 
 
+@dataclass(slots=True)
+class Part:
+    """Arrays and numbers that are attached to a member of an open group, or to a row.
+
+    ```python
+    part = breadbox.Part("prompt-7", 0, "reward", {"scores": np.ones(3)}, {"reward": 1.0})
+    ```
+
+    Attributes:
+        group: Name of the group, or row.
+        member: Number of the member in its group, from 0 to 1023.
+        name: Name of the part: 1 to 64 bytes of printable text, and not "tokens", which is the name
+            of a member's sequence. Empty if there are numbers alone.
+        arrays: Arrays of any shape by name; bytes become uint8[N].
+        numbers: Numbers that are merged into those of the member; as in `Sequence.numbers`, and
+            at most 16 once they are merged.
+        tokens: Arrays [T, ...] by name that join the tokens of the member's sequence, such as a
+            reward for each of its T tokens; those of `arrays` join its context.
+        session_id: The session that it is for, or empty for the current one.
+
+    Raises:
+        InvalidRequestError: A name or number is not as above; there are arrays without a name, or
+            nothing at all.
+    """
+
+    group: str
+    member: int = 0
+    name: str = ""
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    tokens: Mapping[str, Any] = field(default_factory=dict)
+    session_id: str = ""
+    model_version_min: ClassVar[int] = 0
+    model_version_max: ClassVar[int] = 0
+    discontinuity: ClassVar[bool] = False
+    priority: ClassVar[float] = 1.0
+    step_count: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        self.numbers = checked_numbers(self.numbers or {})
+        bytes_of = (bytes, bytearray, memoryview)
+        self.arrays = {
+            name: np.frombuffer(value, np.uint8) if isinstance(value, bytes_of) else value
+            for name, value in _arrays_by_name("arrays", self.arrays or {}).items()
+        }
+        self.tokens = _arrays_by_name("tokens", self.tokens or {})
+        if bool(self.name) != self.has_arrays:
+            raise InvalidRequestError("name", "must be given with arrays, and with them alone")
+        if not self.name and not self.numbers:
+            raise InvalidRequestError("arrays", "must hold at least one array, or numbers one value")
+
+    @property
+    def worker_id(self) -> str:
+        """`group`, under its name in the metadata."""
+        return self.group
+
+    @property
+    def fragment_index(self) -> int:
+        """`member`, under its name in the metadata."""
+        return self.member
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, before any codec: its size in memory."""
+        return tree_size_bytes({"arrays": self.arrays, "tokens": self.tokens})
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether it is more than numbers."""
+        return bool(self.arrays or self.tokens)
+
+
 Appendable = Fragment | Sequence
 """What a client appends: a buffer takes either kind, by the schema of its session."""
+Sendable = Appendable | Part
+"""What a client announces to the server, under the name of a fragment."""
 
 
 def checked_sequence(loaded: object) -> Sequence:

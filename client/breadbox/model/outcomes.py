@@ -19,6 +19,8 @@ class AdmissionOutcome(Enum):
     """The schema is unknown to the server: the library declares it and resends."""
     GROUP_ENDED = "group_ended"
     """The fragment's group has ended without it, for the reason in `group_end`."""
+    PART_CONFLICT = "part_conflict"
+    """The member has a part of this name with other bytes."""
 
     @property
     def asks_to_wait(self) -> bool:

@@ -7,7 +7,7 @@ Counts are integers, durations `float` seconds ending `_s`, sizes end `_bytes`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
@@ -168,6 +168,8 @@ class FragmentMetadata:
     """Priority at its append, from 0 to 1e30; a chunk has the largest of its fragments'."""
     numbers: Mapping[str, Number] = field(default_factory=dict, hash=False)
     """Numbers of a sequence by name, or empty."""
+    part: str = ""
+    """Name of a part of a member, or empty for the member itself."""
 
 
 class ArrayType(NamedTuple):
@@ -209,6 +211,8 @@ class FragmentReference:
     """Chunks that the buffer held at the draw, or 0 if unknown."""
     body: bytes = field(default=b"", repr=False, compare=False)
     """The payload, if it is small and came inline, or empty if it is in the store."""
+    parts: "tuple[FragmentReference, ...]" = ()
+    """Parts of the member, in order of their names, beside its sequence."""
     _newest: NewestVersion | None = field(default=None, init=False, repr=False, compare=False)
     """The newest version of its session that its client knows, or None without a client."""
 
@@ -384,6 +388,8 @@ class BufferConfig:
     stale: StalePolicy | None = None
     groups_per_version: int | None = None
     lead_versions: int | None = None
+    required_parts: Sequence[str] | str | None = None
+    """Parts with which a member is complete, such as `("tokens", "reward")`."""
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> "BufferConfig":
@@ -435,6 +441,26 @@ class OpenGroup(NamedTuple):
     """The first 8 of them."""
     silent_s: float
     """Seconds since its latest member was admitted."""
+
+
+class MemberDescription(NamedTuple):
+    """A member of an open group."""
+
+    group: str
+    member: int
+    parts: tuple[str, ...]
+    """Names of its parts, in the order in which they came; its sequence is "tokens"."""
+    numbers: Mapping[str, Number]
+    """Numbers from all that was attached to it."""
+
+
+class MembersRead(NamedTuple):
+    """The parts of members, one after the other."""
+
+    references: list[FragmentReference]
+    part_counts: tuple[int, ...]
+    """Parts of each member, or -1 if there is no such member."""
+    lease_id: str | None
 
 
 class TicketGrant(NamedTuple):

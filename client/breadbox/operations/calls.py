@@ -8,7 +8,7 @@ from uuid import uuid4
 from google.protobuf.message import Message
 
 from breadbox.model import types
-from breadbox.model.fragment import Appendable
+from breadbox.model.fragment import Sendable
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import schema_pb2
 from breadbox.wire import conversion as wire
@@ -35,6 +35,10 @@ METHODS: dict[str, str] = {
     "TakeTickets": "the same request_id gets the same tickets",
     "RenewTicket": "the ticket then lives from the later renewal",
     "GiveBackTicket": "what was given back stays so",
+    "Members": "reads",
+    "ReadMembers": "reads; a lease expires if its reply was lost",
+    "ClaimMembers": "a claim expires if its reply was lost",
+    "DropMembers": "what is dropped stays so",
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
     "FetchFragments": "the same request_id gets the same grant",
     "GetPreparedFragments": "reads",
@@ -182,6 +186,80 @@ def give_back_ticket(buffer: str, group: str, member: int | None) -> Call[None]:
     return _call(pb.GiveBackTicketRequest, _nothing, buffer=buffer, group=group, member=member)
 
 
+def list_members(
+    buffer: str, prefix: str, after: tuple[str, int] | None
+) -> Call[tuple[list[types.MemberDescription], tuple[str, int] | None]]:
+    """List a page of members; the answer has the key to go on after, or None."""
+
+    def page(
+        response: Any,
+    ) -> tuple[list[types.MemberDescription], tuple[str, int] | None]:
+        more = response.HasField("next_after")
+        key = (response.next_after.group, response.next_after.member) if more else None
+        return wire.members_from_wire(response), key
+
+    return _call(
+        pb.MembersRequest,
+        page,
+        buffer=buffer,
+        prefix=prefix,
+        after=None if after is None else wire.member_keys([after])[0],
+    )
+
+
+def read_members(
+    buffer: str,
+    keys: Sequence[tuple[str, int]],
+    parts: Sequence[str],
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX,
+) -> Call[types.MembersRead]:
+    """Read the parts of members under a lease."""
+    return _call(
+        pb.ReadMembersRequest,
+        wire.members_read_from_wire,
+        buffer=buffer,
+        keys=wire.member_keys(keys),
+        parts=parts,
+        inline_bytes_max=inline_bytes_max,
+    )
+
+
+def claim_members(
+    buffer: str,
+    lacking: str,
+    count: int,
+    max_wait_s: float,
+    lease_s: float | None,
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX,
+) -> Call[types.LeaseGrant | str]:
+    """Claim members that lack a part; the answer is the reason if the wait has elapsed."""
+    return _call(
+        pb.ClaimMembersRequest,
+        lambda response: (
+            wire.grant_of(response.grant, "")
+            if response.HasField("grant")
+            else response.waiting_reason
+        ),
+        wait_s=max_wait_s,
+        buffer=buffer,
+        lacking=lacking,
+        member_count=count,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+        lease_duration=wire.duration("lease_s", lease_s),
+        inline_bytes_max=inline_bytes_max,
+    )
+
+
+def drop_members(buffer: str, keys: Sequence[tuple[str, int]]) -> Call[int]:
+    """Drop rows; the answer is how many were there."""
+    return _call(
+        pb.DropMembersRequest,
+        lambda response: response.dropped_count,
+        buffer=buffer,
+        keys=wire.member_keys(keys),
+    )
+
+
 def append_fragments(
     buffer: str, fragments: Sequence[types.FragmentMetadata]
 ) -> Call[types.AppendReply]:
@@ -196,17 +274,22 @@ def append_fragments(
 
 def announce_fragments(
     buffer: str,
-    fragments: Sequence[Appendable],
+    fragments: Sequence[Sendable],
     written: "Sequence[Written]",
     *,
     sends_schemas: bool = False,
     origin: Mapping[str, str] = NO_ORIGIN,
     max_wait_s: float = 0.0,
+    replaces: bool = False,
 ) -> Call[types.AppendReply]:
     """Announce fragments with written or inline payloads; as `append_fragments`."""
     schemas = {}
     if sends_schemas:
-        schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
+        schemas = {
+            each.schema.hash: each.schema.message
+            for each in written
+            if each.schema and each.schema.message
+        }
     if origin:
         schemas = {
             code: schema_pb2.Schema(arrays=each.arrays, origin=origin)
@@ -218,7 +301,9 @@ def announce_fragments(
         wire.append_reply_from_wire,
         buffer=buffer,
         fragments=[
-            wire.announcement(fragment, each.payload, each.schema.hash if each.schema else 0)
+            wire.announcement(
+                *(fragment, each.payload, each.schema.hash if each.schema else 0), replaces=replaces
+            )
             for fragment, each in zip(fragments, written, strict=True)
         ],
         schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX],

@@ -32,7 +32,7 @@ import grpc
 
 from breadbox import payload, stores
 from breadbox.model import errors
-from breadbox.model.fragment import Appendable
+from breadbox.model.fragment import Part, Sendable
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
@@ -64,6 +64,7 @@ from breadbox.operations.retry import (
     is_outage,
 )
 from breadbox.reading.batches import Batch, Stack, load_batch
+from breadbox.reading.parts import read_with_parts
 from breadbox.shared.outages import Outages
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
@@ -93,6 +94,7 @@ _REFUSED = frozenset(
         AdmissionOutcome.STALE,
         AdmissionOutcome.WRONG_SESSION,
         AdmissionOutcome.GROUP_ENDED,
+        AdmissionOutcome.PART_CONFLICT,
     }
 )
 PRIORITY_MAX = 1e30
@@ -580,7 +582,12 @@ def _store_of(
     context: Context, references: Sequence[FragmentReference]
 ) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
     store = yield from _store_on_use(context)
-    bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
+    bodies = {
+        each.metadata.payload.payload_id: each.body
+        for member in references
+        for each in (member, *member.parts)
+        if each.body
+    }
     if not bodies:
         return store, references
     return InlineStore(bodies, store), [without_body(each) for each in references]
@@ -741,7 +748,7 @@ def load_model(
 def without_body(reference: FragmentReference) -> FragmentReference:
     """Return the reference without its inline payload."""
     it = reference
-    if not it.body:
+    if not it.body and not it.parts:
         return it
     # Called once per fragment, and `replace` takes several times as long.
     bare = FragmentReference(
@@ -753,6 +760,7 @@ def without_body(reference: FragmentReference) -> FragmentReference:
         it.probability,
         it.population,
         b"",
+        tuple([without_body(each) for each in it.parts]) if it.parts else (),
     )
     bare._newest = it._newest  # noqa: SLF001 - the same library's
     return bare
@@ -771,7 +779,7 @@ def load_fragments(
     return (
         yield from retrying_store(
             context,
-            lambda deadline: payload.read_fragments(
+            lambda deadline: read_with_parts(
                 store.within(deadline), references, columns, steps, is_mapped=is_mapped
             ),
         )
@@ -838,9 +846,12 @@ def _discard(
 def append_many(
     context: Context,
     buffer: str,
-    fragments: Iterable[Appendable],
+    fragments: Iterable[Sendable],
     codecs: str | Mapping[str, str] | None = None,
     answered: Callable[[list[AppendResult]], None] | None = None,
+    *,
+    replaces: bool = False,
+    count_max: int | None = None,
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
@@ -855,15 +866,16 @@ def append_many(
     first = next(fragments, None)
     if first is not None:
         fragments = chain([first], fragments)
-        if not first.session_id:
+        if not first.session_id and not isinstance(first, Part):
             fragments = map(partial(_in_session, (yield from _session(context, buffer))), fragments)
-    make = partial(_Appending, context, buffer, store, codecs or context.options.codecs)
+    count_max = count_max or APPEND_COUNT_MAX
+    make = partial(_Appending, context, buffer, store, codecs or context.options.codecs, replaces)
     if answered is not None:
-        yield from _run_in_order(map(make, _groups(fragments)), answered)
+        yield from _run_in_order(map(make, _groups(fragments, count_max)), answered)
         return []
     fragments, results = list(fragments), list[AppendResult]()
     try:
-        yield from _run_in_order(map(make, _groups(fragments)), results.extend)
+        yield from _run_in_order(map(make, _groups(fragments, count_max)), results.extend)
     except errors.BackpressureError as error:
         results += error.results
         unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
@@ -879,7 +891,7 @@ def _session(context: Context, buffer: str) -> Operation[str]:
     return state.session_id
 
 
-def _in_session(session_id: str, fragment: Appendable) -> Appendable:
+def _in_session(session_id: str, fragment: Sendable) -> Sendable:
     fragment.session_id = fragment.session_id or session_id
     return fragment
 
@@ -922,12 +934,12 @@ def _run_in_order(
         report()
 
 
-def _groups(fragments: Iterable[Appendable]) -> Iterator[Sequence[Appendable]]:
-    group: list[Appendable] = []
+def _groups(fragments: Iterable[Sendable], count_max: int) -> Iterator[Sequence[Sendable]]:
+    group: list[Sendable] = []
     size_bytes = 0
     for fragment in fragments:
         fragment_bytes = fragment.size_bytes
-        is_full = len(group) >= APPEND_COUNT_MAX or size_bytes + fragment_bytes > APPEND_BYTES_MAX
+        is_full = len(group) >= count_max or size_bytes + fragment_bytes > APPEND_BYTES_MAX
         if group and is_full:
             yield group
             group, size_bytes = [], 0
@@ -946,9 +958,11 @@ class _Appending:
         buffer: str,
         store: PayloadStore,
         codecs: str | Mapping[str, str],
-        fragments: Sequence[Appendable],
+        replaces: bool,
+        fragments: Sequence[Sendable],
     ) -> None:
         self._context = context
+        self._replaces = replaces
         self._origin = context.origin
         self._buffer = buffer
         self._store = store
@@ -998,7 +1012,10 @@ class _Appending:
             except errors.StoreFullError:
                 middle = len(self._fragments) // 2
                 return [
-                    _Appending(self._context, self._buffer, self._store, self._codecs, half)
+                    _Appending(
+                        *(self._context, self._buffer, self._store, self._codecs, self._replaces),
+                        half,
+                    )
                     for half in (self._fragments[:middle], self._fragments[middle:])
                 ]
             except errors.StoreUnavailableError:
@@ -1038,7 +1055,7 @@ class _Appending:
         )
 
     def _write_within(
-        self, deadline: Deadline, fragments: Sequence[Appendable]
+        self, deadline: Deadline, fragments: Sequence[Sendable]
     ) -> list[payload.Written]:
         config = self._context.slot.config
         return payload.write_and_describe(
@@ -1077,6 +1094,7 @@ class _Appending:
             # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
             # keeps its position in the queue.
             max_wait_s=min(left_s, options.deadline_s * ROOM_PART),
+            replaces=self._replaces,
         )
 
     def _announce(

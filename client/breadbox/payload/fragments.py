@@ -7,9 +7,10 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import xxhash
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Appendable, Fragment
+from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.model.fragment import Sequence as TokenSequence
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
@@ -51,8 +52,9 @@ _KINDS_OF_FIELD: Final = {
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
 SEQUENCE_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "context": None}
 """Fields of a sequence, and how many axes in front of their arrays its layout leaves open."""
-_KIND: Final = "fragment"
-_SEQUENCE_KIND: Final = "sequence"
+PART_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "arrays": None}
+"""The same of a part of a member."""
+_KINDS: Final = {Fragment: "fragment", TokenSequence: "sequence", Part: "part"}
 _IMAGE_SIDE_MIN: Final = 16
 _fields_of = attrgetter(*FIELDS)
 
@@ -65,13 +67,13 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     return tree
 
 
-def fragment_attributes(fragment: Appendable) -> bytes:
+def fragment_attributes(fragment: Sendable) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
     # Two maps of protobuf joined are one: most of it is the same in many fragments, and the rest is
     # an entry of this key, whose lengths are a byte each.
     index = b"%d" % fragment.fragment_index
     entry = b"\n\x0efragment_index\x12%c%b" % (len(index), index)
-    kind = _KIND if isinstance(fragment, Fragment) else _SEQUENCE_KIND
+    kind = next(name for kind, name in _KINDS.items() if isinstance(fragment, kind))
     return _fixed_attributes(
         kind, fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
     ) + b"\n%c%b" % (len(entry), entry)
@@ -89,15 +91,19 @@ def _fixed_attributes(kind: str, worker_id: str, session_id: str, model_version:
     )
 
 
-def encode_fragment(fragment: Appendable, *, codecs: Codecs = "raw") -> list[memoryview]:
+def encode_fragment(fragment: Sendable, *, codecs: Codecs = "raw") -> list[memoryview]:
     """Encode a fragment or sequence. See `encode_tree` about whose memory the buffers are."""
     return _encode(fragment, codecs)[1]
 
 
-def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
+def _encode(fragment: Sendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
     attributes = fragment_attributes(fragment)
+    tree: Any
+    if isinstance(fragment, Part):
+        tree = {"tokens": fragment.tokens, "arrays": fragment.arrays}
+        return encode_with_layout(tree, attributes=attributes, codecs=codecs, leading=PART_FIELDS)
     if not isinstance(fragment, Fragment):
-        tree: Any = {"tokens": fragment.tokens, "context": fragment.context}
+        tree = {"tokens": fragment.tokens, "context": fragment.context}
         return encode_with_layout(
             tree, attributes=attributes, codecs=codecs, leading=SEQUENCE_FIELDS
         )
@@ -113,7 +119,7 @@ def _encode(fragment: Appendable, codecs: Codecs) -> tuple[Layout, list[memoryvi
 
 
 def write_fragments(
-    store: PayloadStore, fragments: Sequence[Appendable], *, codecs: Codecs = "raw"
+    store: PayloadStore, fragments: Sequence[Sendable], *, codecs: Codecs = "raw"
 ) -> list[PayloadReference]:
     """Write fragments to a store, unannounced, once all are encoded and checked; all or none."""
     return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
@@ -123,7 +129,8 @@ class Schema(NamedTuple):
     """The arrays of a fragment that a learner stacks, as declared to the server."""
 
     hash: int
-    message: schema_pb2.Schema
+    message: schema_pb2.Schema | None
+    """None for a part, whose hash is that of its bytes."""
 
 
 class Written(NamedTuple):
@@ -139,7 +146,7 @@ class Written(NamedTuple):
 
 def write_and_describe(
     store: PayloadStore | None,
-    fragments: Sequence[Appendable],
+    fragments: Sequence[Sendable],
     *,
     codecs: Codecs = "raw",
     inline_size_bytes_max: int = 0,
@@ -148,7 +155,7 @@ def write_and_describe(
 
     Without a store return [] if a payload is not to be sent inline.
     """
-    encoded = [_encode(each, codecs) for each in fragments]
+    encoded = [_encode_and_describe(each, codecs) for each in fragments]
     written = [_inline(*each, inline_size_bytes_max) for each in encoded]
     to_store = [
         buffers for each, (_, buffers) in zip(written, encoded, strict=True) if each is None
@@ -157,17 +164,31 @@ def write_and_describe(
         return []
     payloads = iter(store.write_many(to_store) if to_store and store else ())
     return [
-        each or Written(next(payloads), schema_of(layout))
-        for each, (layout, _) in zip(written, encoded, strict=True)
+        each or Written(next(payloads), schema)
+        for each, (schema, _) in zip(written, encoded, strict=True)
     ]
 
 
+def _encode_and_describe(
+    fragment: Sendable, codecs: Codecs
+) -> tuple[Schema | None, list[memoryview]]:
+    if isinstance(fragment, Part) and not fragment.has_arrays:
+        return None, []
+    layout, buffers = _encode(fragment, codecs)
+    if not isinstance(fragment, Part):
+        return schema_of(layout), buffers
+    digest = xxhash.xxh3_64()
+    for each in buffers:
+        digest.update(each)
+    return Schema(digest.intdigest(), None), buffers
+
+
 def _inline(
-    layout: Layout, buffers: Sequence[memoryview], inline_size_bytes_max: int
+    schema: Schema | None, buffers: Sequence[memoryview], inline_size_bytes_max: int
 ) -> Written | None:
     if sum(map(len, buffers)) > inline_size_bytes_max:
         return None
-    return Written(None, schema_of(layout), b"".join(buffers))
+    return Written(None, schema, b"".join(buffers))
 
 
 @lru_cache(maxsize=64)
@@ -387,8 +408,17 @@ def is_sequence(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.keys() == SEQUENCE_FIELDS.keys()
 
 
+def is_part(tree: Any) -> bool:
+    """Return whether a tree, or structure, is that of a part of a member."""
+    return isinstance(tree, dict) and tree.keys() == PART_FIELDS.keys()
+
+
 def check_stored(layout: Layout, step_count: int) -> None:
-    """Refuse a layout that is neither a fragment's nor a sequence's of so many steps or tokens."""
+    """Refuse a layout that is no part's, fragment's or sequence's of so many steps or tokens."""
+    if is_part(layout.structure):
+        if not all(isinstance(named, dict) for named in layout.structure.values()):
+            raise PayloadCorruptError("a part's arrays have no names")
+        return
     if not is_sequence(layout.structure):
         check_fragment(layout, step_count)
         return
@@ -445,7 +475,11 @@ def decode_fragment(payload: memoryview, reference: FragmentReference) -> dict[s
     return check_fields(decode_stored(payload, reference))
 
 
-def _stored_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment | TokenSequence:
+def _stored_of(
+    reference: FragmentReference, tree: dict[str, Any]
+) -> Fragment | TokenSequence | dict[str, Any]:
+    if is_part(tree):
+        return tree
     if is_sequence(tree):
         return TokenSequence.read(reference.metadata, **tree)
     shared = {name: getattr(reference.metadata, name) for name in METADATA_FIELDS}

@@ -21,6 +21,8 @@ from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.reading.batches import Stack
 from breadbox.reading.devices import check_device, tensor_of
+from breadbox.reading.parts import PartArrays, joined, load_parts
+from breadbox.reading.parts import named as named
 from breadbox.stores.base import PayloadStore
 
 if TYPE_CHECKING:
@@ -150,11 +152,17 @@ def load_sequences(
     """
     check_device(device)
     is_elsewhere = device is not None and str(device).partition(":")[0] != "cpu"
+    parts: list[PartArrays] = []
+    if any([each.parts for each in references]):
+        parts, columns = load_parts(store, references, columns)
     filled = _Columns(references, columns, is_padded=kind is PaddedBatch, is_pinned=is_elsewhere)
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None
     receive(store, payloads, filled.place, wants_whole=wants_whole, start_over=filled.start_over)
     tokens, context = filled.finish(device)
+    if parts:
+        more = joined(references, parts, is_padded=kind is PaddedBatch)
+        tokens, context = tokens | more[0], context | more[1]
     places = [*positions] or [*range(len(references))]
     known = _of_sequences(references, places)
     if numbers is None:
@@ -302,12 +310,6 @@ class _Columns:
 
 def _is_in(name: str, stored: StoredArray, column: str) -> bool:
     return name == column or is_within(stored.name, column)
-
-
-def named(reference: FragmentReference) -> str:
-    """Return the name of a sequence, for messages."""
-    metadata = reference.metadata
-    return f"member {metadata.fragment_index} of group {metadata.worker_id!r}"
 
 
 def _of_sequences(

@@ -56,7 +56,7 @@ LEASE_EXPIRY_POLICY_GIVE_BACK: LeaseExpiryPolicy
 LEASE_EXPIRY_POLICY_CONSUME: LeaseExpiryPolicy
 
 class BufferConfig(_message.Message):
-    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement", "assembly", "group_min", "drop_equal", "stale", "groups_per_version", "lead_versions")
+    __slots__ = ("fragments_per_chunk", "capacity_chunks", "capacity_bytes", "staleness_max", "uses_max", "full_policy", "lease_expiry_policy", "lease_duration", "waiters_max", "leases_max", "workers_max", "open_chunk_duration", "sampler", "limiter", "schema", "priority_exponent", "remover", "with_replacement", "assembly", "group_min", "drop_equal", "stale", "groups_per_version", "lead_versions", "required_parts")
     FRAGMENTS_PER_CHUNK_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class BufferConfig(_message.Message):
     STALE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_PER_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEAD_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_PARTS_FIELD_NUMBER: _ClassVar[int]
     fragments_per_chunk: int
     capacity_chunks: int
     capacity_bytes: int
@@ -105,7 +106,8 @@ class BufferConfig(_message.Message):
     stale: StalePolicy
     groups_per_version: int
     lead_versions: int
-    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ..., assembly: _Optional[_Union[AssemblyPolicy, str]] = ..., group_min: _Optional[int] = ..., drop_equal: _Optional[str] = ..., stale: _Optional[_Union[StalePolicy, str]] = ..., groups_per_version: _Optional[int] = ..., lead_versions: _Optional[int] = ...) -> None: ...
+    required_parts: str
+    def __init__(self, fragments_per_chunk: _Optional[int] = ..., capacity_chunks: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., staleness_max: _Optional[int] = ..., uses_max: _Optional[int] = ..., full_policy: _Optional[_Union[FullPolicy, str]] = ..., lease_expiry_policy: _Optional[_Union[LeaseExpiryPolicy, str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., waiters_max: _Optional[int] = ..., leases_max: _Optional[int] = ..., workers_max: _Optional[int] = ..., open_chunk_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., sampler: _Optional[_Union[Sampler, _Mapping]] = ..., limiter: _Optional[_Union[Limiter, _Mapping]] = ..., schema: _Optional[_Union[SchemaPolicy, str]] = ..., priority_exponent: _Optional[float] = ..., remover: _Optional[_Union[Sampler, _Mapping]] = ..., with_replacement: bool = ..., assembly: _Optional[_Union[AssemblyPolicy, str]] = ..., group_min: _Optional[int] = ..., drop_equal: _Optional[str] = ..., stale: _Optional[_Union[StalePolicy, str]] = ..., groups_per_version: _Optional[int] = ..., lead_versions: _Optional[int] = ..., required_parts: _Optional[str] = ...) -> None: ...
 
 class Sampler(_message.Message):
     __slots__ = ("uniform", "oldest_first", "freshest_first", "newest_first", "prioritised", "highest_priority", "lowest_priority")

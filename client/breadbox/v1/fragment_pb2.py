@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62readbox/v1/fragment.proto\x12\x0b\x62readbox.v1\"T\n\x10PayloadReference\x12\x12\n\npayload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x18\n\x10piece_size_bytes\x18\x03 \x01(\x03\"\xac\x02\n\x10\x46ragmentMetadata\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66ragment_index\x18\x02 \x01(\x03\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x19\n\x11model_version_min\x18\x04 \x01(\x03\x12\x19\n\x11model_version_max\x18\x05 \x01(\x03\x12\x15\n\rdiscontinuity\x18\x06 \x01(\x08\x12.\n\x07payload\x18\x07 \x01(\x0b\x32\x1d.breadbox.v1.PayloadReference\x12\x12\n\nstep_count\x18\x08 \x01(\x03\x12\x13\n\x0bschema_hash\x18\t \x01(\x06\x12\x15\n\x08priority\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07numbers\x18\x0b \x01(\tB\x0b\n\t_priority\"\xb7\x01\n\x11\x46ragmentReference\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.breadbox.v1.FragmentMetadata\x12\x10\n\x08\x63hunk_id\x18\x02 \x01(\x03\x12\x11\n\tstaleness\x18\x03 \x01(\x03\x12\x11\n\tuse_count\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x01\x12\x13\n\x0bprobability\x18\x06 \x01(\x01\x12\x12\n\npopulation\x18\x07 \x01(\x03*\xed\x02\n\x10\x41\x64missionOutcome\x12!\n\x1d\x41\x44MISSION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x41\x44MISSION_OUTCOME_ADMITTED\x10\x01\x12\x1f\n\x1b\x41\x44MISSION_OUTCOME_DUPLICATE\x10\x02\x12\x1b\n\x17\x41\x44MISSION_OUTCOME_STALE\x10\x03\x12#\n\x1f\x41\x44MISSION_OUTCOME_WRONG_SESSION\x10\x04\x12!\n\x1d\x41\x44MISSION_OUTCOME_BUFFER_FULL\x10\x05\x12 \n\x1c\x41\x44MISSION_OUTCOME_BYTES_FULL\x10\x06\x12%\n!ADMISSION_OUTCOME_PAYLOAD_MISSING\x10\x07\x12$\n ADMISSION_OUTCOME_SCHEMA_UNKNOWN\x10\x08\x12!\n\x1d\x41\x44MISSION_OUTCOME_GROUP_ENDED\x10\t*\xa2\x02\n\x0eGroupEndReason\x12 \n\x1cGROUP_END_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19GROUP_END_REASON_COMPLETE\x10\x01\x12\x1c\n\x18GROUP_END_REASON_PARTIAL\x10\x02\x12\x1f\n\x1bGROUP_END_REASON_INCOMPLETE\x10\x03\x12\x1a\n\x16GROUP_END_REASON_STALE\x10\x04\x12\x19\n\x15GROUP_END_REASON_LOST\x10\x05\x12\x1c\n\x18GROUP_END_REASON_EVICTED\x10\x06\x12\x1a\n\x16GROUP_END_REASON_EQUAL\x10\x07\x12\x1f\n\x1bGROUP_END_REASON_GIVEN_BACK\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62readbox/v1/fragment.proto\x12\x0b\x62readbox.v1\"T\n\x10PayloadReference\x12\x12\n\npayload_id\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x18\n\x10piece_size_bytes\x18\x03 \x01(\x03\"\xcc\x02\n\x10\x46ragmentMetadata\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x66ragment_index\x18\x02 \x01(\x03\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x19\n\x11model_version_min\x18\x04 \x01(\x03\x12\x19\n\x11model_version_max\x18\x05 \x01(\x03\x12\x15\n\rdiscontinuity\x18\x06 \x01(\x08\x12.\n\x07payload\x18\x07 \x01(\x0b\x32\x1d.breadbox.v1.PayloadReference\x12\x12\n\nstep_count\x18\x08 \x01(\x03\x12\x13\n\x0bschema_hash\x18\t \x01(\x06\x12\x15\n\x08priority\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07numbers\x18\x0b \x01(\t\x12\x0c\n\x04part\x18\x0c \x01(\t\x12\x10\n\x08replaces\x18\r \x01(\x08\x42\x0b\n\t_priority\"\xb7\x01\n\x11\x46ragmentReference\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.breadbox.v1.FragmentMetadata\x12\x10\n\x08\x63hunk_id\x18\x02 \x01(\x03\x12\x11\n\tstaleness\x18\x03 \x01(\x03\x12\x11\n\tuse_count\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x01\x12\x13\n\x0bprobability\x18\x06 \x01(\x01\x12\x12\n\npopulation\x18\x07 \x01(\x03*\x92\x03\n\x10\x41\x64missionOutcome\x12!\n\x1d\x41\x44MISSION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x41\x44MISSION_OUTCOME_ADMITTED\x10\x01\x12\x1f\n\x1b\x41\x44MISSION_OUTCOME_DUPLICATE\x10\x02\x12\x1b\n\x17\x41\x44MISSION_OUTCOME_STALE\x10\x03\x12#\n\x1f\x41\x44MISSION_OUTCOME_WRONG_SESSION\x10\x04\x12!\n\x1d\x41\x44MISSION_OUTCOME_BUFFER_FULL\x10\x05\x12 \n\x1c\x41\x44MISSION_OUTCOME_BYTES_FULL\x10\x06\x12%\n!ADMISSION_OUTCOME_PAYLOAD_MISSING\x10\x07\x12$\n ADMISSION_OUTCOME_SCHEMA_UNKNOWN\x10\x08\x12!\n\x1d\x41\x44MISSION_OUTCOME_GROUP_ENDED\x10\t\x12#\n\x1f\x41\x44MISSION_OUTCOME_PART_CONFLICT\x10\n*\xa2\x02\n\x0eGroupEndReason\x12 \n\x1cGROUP_END_REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19GROUP_END_REASON_COMPLETE\x10\x01\x12\x1c\n\x18GROUP_END_REASON_PARTIAL\x10\x02\x12\x1f\n\x1bGROUP_END_REASON_INCOMPLETE\x10\x03\x12\x1a\n\x16GROUP_END_REASON_STALE\x10\x04\x12\x19\n\x15GROUP_END_REASON_LOST\x10\x05\x12\x1c\n\x18GROUP_END_REASON_EVICTED\x10\x06\x12\x1a\n\x16GROUP_END_REASON_EQUAL\x10\x07\x12\x1f\n\x1bGROUP_END_REASON_GIVEN_BACK\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'breadbox.v1.fragment_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ADMISSIONOUTCOME']._serialized_start=619
-  _globals['_ADMISSIONOUTCOME']._serialized_end=984
-  _globals['_GROUPENDREASON']._serialized_start=987
-  _globals['_GROUPENDREASON']._serialized_end=1277
+  _globals['_ADMISSIONOUTCOME']._serialized_start=651
+  _globals['_ADMISSIONOUTCOME']._serialized_end=1053
+  _globals['_GROUPENDREASON']._serialized_start=1056
+  _globals['_GROUPENDREASON']._serialized_end=1346
   _globals['_PAYLOADREFERENCE']._serialized_start=43
   _globals['_PAYLOADREFERENCE']._serialized_end=127
   _globals['_FRAGMENTMETADATA']._serialized_start=130
-  _globals['_FRAGMENTMETADATA']._serialized_end=430
-  _globals['_FRAGMENTREFERENCE']._serialized_start=433
-  _globals['_FRAGMENTREFERENCE']._serialized_end=616
+  _globals['_FRAGMENTMETADATA']._serialized_end=462
+  _globals['_FRAGMENTREFERENCE']._serialized_start=465
+  _globals['_FRAGMENTREFERENCE']._serialized_end=648
 # @@protoc_insertion_point(module_scope)

@@ -17,6 +17,7 @@ class AdmissionOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADMISSION_OUTCOME_PAYLOAD_MISSING: _ClassVar[AdmissionOutcome]
     ADMISSION_OUTCOME_SCHEMA_UNKNOWN: _ClassVar[AdmissionOutcome]
     ADMISSION_OUTCOME_GROUP_ENDED: _ClassVar[AdmissionOutcome]
+    ADMISSION_OUTCOME_PART_CONFLICT: _ClassVar[AdmissionOutcome]
 
 class GroupEndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +40,7 @@ ADMISSION_OUTCOME_BYTES_FULL: AdmissionOutcome
 ADMISSION_OUTCOME_PAYLOAD_MISSING: AdmissionOutcome
 ADMISSION_OUTCOME_SCHEMA_UNKNOWN: AdmissionOutcome
 ADMISSION_OUTCOME_GROUP_ENDED: AdmissionOutcome
+ADMISSION_OUTCOME_PART_CONFLICT: AdmissionOutcome
 GROUP_END_REASON_UNSPECIFIED: GroupEndReason
 GROUP_END_REASON_COMPLETE: GroupEndReason
 GROUP_END_REASON_PARTIAL: GroupEndReason
@@ -60,7 +62,7 @@ class PayloadReference(_message.Message):
     def __init__(self, payload_id: _Optional[str] = ..., size_bytes: _Optional[int] = ..., piece_size_bytes: _Optional[int] = ...) -> None: ...
 
 class FragmentMetadata(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority", "numbers")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "payload", "step_count", "schema_hash", "priority", "numbers", "part", "replaces")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +74,8 @@ class FragmentMetadata(_message.Message):
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     fragment_index: int
     session_id: str
@@ -83,7 +87,9 @@ class FragmentMetadata(_message.Message):
     schema_hash: int
     priority: float
     numbers: str
-    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ..., numbers: _Optional[str] = ...) -> None: ...
+    part: str
+    replaces: bool
+    def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., model_version_min: _Optional[int] = ..., model_version_max: _Optional[int] = ..., discontinuity: bool = ..., payload: _Optional[_Union[PayloadReference, _Mapping]] = ..., step_count: _Optional[int] = ..., schema_hash: _Optional[int] = ..., priority: _Optional[float] = ..., numbers: _Optional[str] = ..., part: _Optional[str] = ..., replaces: bool = ...) -> None: ...
 
 class FragmentReference(_message.Message):
     __slots__ = ("metadata", "chunk_id", "staleness", "use_count", "priority", "probability", "population")

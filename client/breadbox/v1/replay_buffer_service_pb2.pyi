@@ -190,6 +190,108 @@ class GiveBackTicketResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class MemberKey(_message.Message):
+    __slots__ = ("group", "member")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: int
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
+
+class MembersRequest(_message.Message):
+    __slots__ = ("buffer", "prefix", "after")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    prefix: str
+    after: MemberKey
+    def __init__(self, buffer: _Optional[str] = ..., prefix: _Optional[str] = ..., after: _Optional[_Union[MemberKey, _Mapping]] = ...) -> None: ...
+
+class MembersResponse(_message.Message):
+    __slots__ = ("members", "next_after")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberDescription]
+    next_after: MemberKey
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberDescription, _Mapping]]] = ..., next_after: _Optional[_Union[MemberKey, _Mapping]] = ...) -> None: ...
+
+class MemberDescription(_message.Message):
+    __slots__ = ("group", "member", "parts", "numbers")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    member: int
+    parts: _containers.RepeatedScalarFieldContainer[str]
+    numbers: str
+    def __init__(self, group: _Optional[str] = ..., member: _Optional[int] = ..., parts: _Optional[_Iterable[str]] = ..., numbers: _Optional[str] = ...) -> None: ...
+
+class ReadMembersRequest(_message.Message):
+    __slots__ = ("buffer", "keys", "parts", "lease_duration", "inline_bytes_max")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    keys: _containers.RepeatedCompositeFieldContainer[MemberKey]
+    parts: _containers.RepeatedScalarFieldContainer[str]
+    lease_duration: _duration_pb2.Duration
+    inline_bytes_max: int
+    def __init__(self, buffer: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[MemberKey, _Mapping]]] = ..., parts: _Optional[_Iterable[str]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., inline_bytes_max: _Optional[int] = ...) -> None: ...
+
+class ReadMembersResponse(_message.Message):
+    __slots__ = ("parts", "part_counts", "lease", "payloads")
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PART_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[_fragment_pb2.FragmentMetadata]
+    part_counts: _containers.RepeatedScalarFieldContainer[int]
+    lease: Lease
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, parts: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., part_counts: _Optional[_Iterable[int]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ClaimMembersRequest(_message.Message):
+    __slots__ = ("buffer", "lacking", "member_count", "max_wait", "lease_duration", "inline_bytes_max")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    lacking: str
+    member_count: int
+    max_wait: _duration_pb2.Duration
+    lease_duration: _duration_pb2.Duration
+    inline_bytes_max: int
+    def __init__(self, buffer: _Optional[str] = ..., lacking: _Optional[str] = ..., member_count: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., inline_bytes_max: _Optional[int] = ...) -> None: ...
+
+class ClaimMembersResponse(_message.Message):
+    __slots__ = ("grant", "waiting_reason")
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    grant: FetchGrant
+    waiting_reason: str
+    def __init__(self, grant: _Optional[_Union[FetchGrant, _Mapping]] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+
+class DropMembersRequest(_message.Message):
+    __slots__ = ("buffer", "keys")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    keys: _containers.RepeatedCompositeFieldContainer[MemberKey]
+    def __init__(self, buffer: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[MemberKey, _Mapping]]] = ...) -> None: ...
+
+class DropMembersResponse(_message.Message):
+    __slots__ = ("dropped_count",)
+    DROPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    dropped_count: int
+    def __init__(self, dropped_count: _Optional[int] = ...) -> None: ...
+
 class WatchModelResponse(_message.Message):
     __slots__ = ("changed", "session_id", "model_version", "weights", "known_session_ended")
     CHANGED_FIELD_NUMBER: _ClassVar[int]

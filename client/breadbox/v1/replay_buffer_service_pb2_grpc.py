@@ -75,6 +75,26 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.FromString,
                 _registered_method=True)
+        self.Members = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/Members',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersResponse.FromString,
+                _registered_method=True)
+        self.ReadMembers = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/ReadMembers',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersResponse.FromString,
+                _registered_method=True)
+        self.ClaimMembers = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/ClaimMembers',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersResponse.FromString,
+                _registered_method=True)
+        self.DropMembers = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/DropMembers',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersResponse.FromString,
+                _registered_method=True)
         self.AppendFragments = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/AppendFragments',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsRequest.SerializeToString,
@@ -248,6 +268,39 @@ class ReplayBufferServiceServicer(object):
         """The holder of a ticket that gives up its group, or one member of it. A group without its whole
         ends as given back, or, of at least group_min members, as partial. Of a group that has ended it
         changes nothing. Fails: TICKET_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Members(self, request, context):
+        """All callers. Members of open groups, with their parts and numbers, page by page: those of the
+        groups that the caller's token is for. A member that comes or goes meanwhile may be listed or not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadMembers(self, request, context):
+        """All callers. The parts of members of open groups, by their keys. The payloads stay readable under a
+        read lease, as those of ReadFragments.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClaimMembers(self, request, context):
+        """Verifiers, which are producers or learners. Members of open groups that have their sequences and
+        lack a part: no other claim gets them while the lease lives, which ends as a read lease does. Blocks
+        until there is one, for at most max_wait. A claim does not outlive the server.
+        Fails: WATCHERS_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropMembers(self, request, context):
+        """Producers and learners, in a buffer that keeps rows. Unknown keys are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -478,6 +531,26 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.GiveBackTicket,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.SerializeToString,
+            ),
+            'Members': grpc.unary_unary_rpc_method_handler(
+                    servicer.Members,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersResponse.SerializeToString,
+            ),
+            'ReadMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadMembers,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersResponse.SerializeToString,
+            ),
+            'ClaimMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimMembers,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersResponse.SerializeToString,
+            ),
+            'DropMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropMembers,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersResponse.SerializeToString,
             ),
             'AppendFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendFragments,
@@ -797,6 +870,114 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/GiveBackTicket',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.GiveBackTicketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Members(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/Members',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.MembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/ReadMembers',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ReadMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/ClaimMembers',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.ClaimMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/breadbox.v1.ReplayBufferService/DropMembers',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.DropMembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

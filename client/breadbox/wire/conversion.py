@@ -21,8 +21,7 @@ from google.protobuf.message import Message
 
 from breadbox.model import types
 from breadbox.model.errors import InternalError, InvalidRequestError
-from breadbox.model.fragment import METADATA_FIELDS, Appendable
-from breadbox.model.fragment import Sequence as TokenSequence
+from breadbox.model.fragment import METADATA_FIELDS, Fragment, Part, Sendable
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Functions, MessageMapping, members
@@ -132,13 +131,14 @@ METADATA = MessageMapping(
     parts={"payload": PAYLOAD, "numbers": NUMBERS},
     # Nearly all have the default, which is left out.
     absent={"priority": 1.0},
+    left_out=("replaces",),
 )
 _REFERENCE = MessageMapping(
     fragment_pb2.FragmentReference,
     types.FragmentReference,
     names={"staleness": "staleness_when_granted"},
     parts={"metadata": METADATA},
-    beside=("body",),
+    beside=("body", "parts"),
 )
 CONFIG = MessageMapping(
     buffer_pb2.BufferConfig,
@@ -146,6 +146,10 @@ CONFIG = MessageMapping(
     parts={
         "lease_s": _SPAN,
         "open_chunk_s": _SPAN,
+        "required_parts": Functions(
+            lambda text: tuple(text.split(",")) if text else (),
+            lambda names: names if isinstance(names, str) else ",".join(names),
+        ),
         "sampler": _SAMPLER,
         "remover": _SAMPLER,
         "limiter": Choice(
@@ -160,6 +164,7 @@ CONFIG = MessageMapping(
     },
 )
 _SUBSCRIPTION = MessageMapping(buffer_pb2.Subscription, types.Subscription)
+_MEMBER = MessageMapping(pb.MemberDescription, types.MemberDescription, parts={"numbers": NUMBERS})
 WORKER = MessageMapping(buffer_pb2.WorkerSteps, types.WorkerSteps)
 _BUFFER = MessageMapping(
     buffer_pb2.Buffer,
@@ -212,14 +217,20 @@ _metadata_fields_of = attrgetter(*METADATA_FIELDS)
 
 
 def announcement(
-    fragment: Appendable, payload: types.PayloadReference | None, schema_hash: int = NO_SCHEMA
+    fragment: Sendable,
+    payload: types.PayloadReference | None,
+    schema_hash: int = NO_SCHEMA,
+    *,
+    replaces: bool = False,
 ) -> fragment_pb2.FragmentMetadata:
     """Return the announcement of a fragment; `payload` is None if it is inline."""
     fields = dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True))
     if fields["priority"] == 1.0:
         del fields["priority"]  # As nearly all have: left out.
-    if type(fragment) is TokenSequence:
+    if type(fragment) is not Fragment:
         fields["numbers"] = to_text(fragment.numbers)
+    if type(fragment) is Part:
+        fields |= {"part": fragment.name, "replaces": replaces and bool(fragment.name)}
     return build(
         fragment_pb2.FragmentMetadata,
         payload=None if payload is None else to_wire(PAYLOAD, payload),
@@ -250,13 +261,45 @@ def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
     ]
 
 
+def members_from_wire(message: pb.MembersResponse) -> list[types.MemberDescription]:
+    """Read a page of members."""
+    return list(map(_MEMBER.read, message.members))
+
+
+def member_keys(keys: Iterable[tuple[str, int]]) -> list[pb.MemberKey]:
+    """Return the keys of members for a request."""
+    return [build(pb.MemberKey, group=group, member=member) for group, member in keys]
+
+
+def members_read_from_wire(message: pb.ReadMembersResponse) -> types.MembersRead:
+    """Read the parts of members, each as one reference."""
+    bodies = message.payloads or repeat(b"")
+    return types.MembersRead(
+        [
+            types.FragmentReference(METADATA.read(each), -1, 0, 0, body=body)
+            for each, body in zip(message.parts, bodies, strict=False)
+        ],
+        tuple(message.part_counts),
+        message.lease.lease_id if message.HasField("lease") else None,
+    )
+
+
 def references_from_wire(
     messages: Sequence[fragment_pb2.FragmentReference], bodies: Sequence[bytes] = ()
 ) -> tuple[types.FragmentReference, ...]:
     """Read granted fragments, in their order, with inline payloads: none, or one for each."""
     if bodies and len(bodies) != len(messages):
         raise InternalError(f"{len(bodies)} payloads came with {len(messages)} fragments")
-    return tuple(map(_REFERENCE.read, messages, bodies or repeat(b"")))
+    references = list(map(_REFERENCE.read, messages, bodies or repeat(b""), repeat(())))
+    if not any([each.metadata.part for each in references]):
+        return tuple(references)
+    members: list[types.FragmentReference] = []
+    for each in references:
+        if each.metadata.part and members:
+            members[-1].parts += (each,)
+        else:
+            members.append(each)
+    return tuple(members)
 
 
 # Buffers -----------------------------------------------------------------------------------------
@@ -301,7 +344,11 @@ def grant_from_wire(message: pb.FetchFragmentsResponse, request_id: str) -> type
     """Read the reply to a fetch: the grant, or the reason why there is none after the wait."""
     if message.WhichOneof("result") != "grant":
         return message.wait_elapsed.waiting_reason or "the server gave no reason"
-    grant = message.grant
+    return grant_of(message.grant, request_id)
+
+
+def grant_of(grant: pb.FetchGrant, request_id: str) -> types.LeaseGrant:
+    """Read a grant."""
     step_counts = iter(grant.step_counts)
     return types.LeaseGrant(
         lease_id=grant.lease.lease_id,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from breadbox.v1.replay_buffer_service_pb2 import RELEASE_MODE_RETURNED
+from breadbox.v1.replay_buffer_service_pb2 import RELEASE_MODE_RETURNED, MemberKey
 from breadbox_server.base.conversion import DEFAULT_BUFFER_NAME, buffer_name
 from breadbox_server.base.errors import PermissionDeniedError, UnauthenticatedError
 from breadbox_server.core.model.ids import BufferName
@@ -139,7 +139,8 @@ class Rule:
     buffer: str = ""
     """Name of the buffer field, or "" if there is none; an empty field is the default buffer."""
     workers: str = ""
-    """Name of the repeated field of messages with a `worker_id`, or "" if there is none."""
+    """Name of the repeated field of messages with a `worker_id`, or a `group`, or "" if there is
+    none."""
     more_workers: str = ""
     """Name of another such field."""
     worker: str = ""
@@ -161,15 +162,19 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         (Rule(_PRODUCERS, "buffer"), ("TakeTickets",)),
         (Rule(_PRODUCERS, "buffer", worker="group"), ("RenewTicket", "GiveBackTicket")),
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
-        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "RenewLease", "UpdatePriorities")),
-        # A viewer may release the leases of its own reads.
-        (Rule(_READERS, "buffer"), ("GetPreparedFragments", "ReadFragments", "ReleaseLease")),
+        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "UpdatePriorities")),
+        # A viewer, or a producer, may release the leases of its own reads; a producer, renew them.
+        (Rule(_WRITERS, "buffer"), ("RenewLease", "ClaimMembers")),
+        (Rule(_READERS, "buffer"), ("GetPreparedFragments", "ReadFragments")),
+        (Rule(_ALL, "buffer"), ("ReleaseLease",)),
         (
             Rule(_LEARNERS, "buffer"),
             ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
         ),
         (Rule(_ADMINS, "name"), ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
-        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds")),
+        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds", "Members")),
+        (Rule(_ALL, "buffer", "keys"), ("ReadMembers",)),
+        (Rule(_WRITERS, "buffer", "keys"), ("DropMembers",)),
         (Rule(_ALL, "name"), ("GetBuffer",)),
         # The first lists the caller's buffers, the second gives the store's credentials.
         (Rule(_ALL), ("ListBuffers", "GetStoreConfig")),
@@ -238,7 +243,11 @@ def check_request(caller: Caller, method: str, request: Any) -> None:
             raise _not_for(caller, "buffer", caller.buffers, buffer)
     if caller.workers is not None:
         named = [getattr(request, field) for field in (rule.workers, rule.more_workers) if field]
-        workers = {each.worker_id for messages in named for each in messages}
+        workers = {
+            each.group if isinstance(each, MemberKey) else each.worker_id
+            for messages in named
+            for each in messages
+        }
         for worker in workers | ({getattr(request, rule.worker)} if rule.worker else set()):
             if not caller.may_append_as(worker):
                 raise _not_for(caller, "worker", caller.workers, worker)

@@ -34,6 +34,7 @@ from breadbox_server.core.model.schemas import Schema
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.metrics.metrics import Metrics
 
+NO_SESSION: Final = SessionId("none")
 _OF_UNKNOWN: Final = frozenset((AdmissionOutcome.WRONG_SESSION,))
 """Outcomes that rest on what the core does not know, as other refusals do."""
 
@@ -107,6 +108,8 @@ class Appends:
                 if schemas:
                     self._tell_schemas(buffer, session, fragments, schemas)
                 for position, each in enumerate(fragments):
+                    if not each.session_id:  # Of a part: of the current one.
+                        each.session_id = session or NO_SESSION
                     is_inline = bodies and bodies[position]  # Its id is of this server.
                     if not is_inline and self.is_anothers(caller, buffer, each.payload.payload_id):
                         unknown = replace(each.payload, payload_id=PayloadId(new_payload_id()))

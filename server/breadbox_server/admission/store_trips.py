@@ -91,6 +91,10 @@ class StoreTrips:
             for item in items
             if not item.body and not is_leaving(item.fragment.payload.payload_id)
         ]
+        for item in items:
+            if not item.fragment.payload.size_bytes:  # Numbers alone.
+                item.is_there = True
+        wanted = [item for item in wanted if not item.is_there]
         if not wanted:
             return
         payload_ids = [item.fragment.payload.payload_id for item in wanted]

@@ -46,6 +46,7 @@ from breadbox_server.core.model.ids import (
     PayloadId,
     SessionId,
     SubscriptionName,
+    WorkerId,
 )
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
@@ -59,15 +60,18 @@ from breadbox_server.core.model.inputs import (
 )
 from breadbox_server.core.model.schemas import Schema, SchemaArray, SchemaOrigin
 from breadbox_server.core.model.validation import (
+    PART_VERSION,
     check_fragment,
     check_int,
     check_name,
     check_payload,
 )
+from breadbox_server.core.rules.parts import MemberSeen
 from breadbox_server.core.rules.reading import ReadSpec
 from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
     GATEWAY_RANGES_MAX,
+    MEMBER_KEYS_MAX,
     PIECES_MAX,
     PRIORITIES_MAX,
     READ_CHUNKS,
@@ -84,6 +88,7 @@ WaitingRequest = (
     | pb.WatchModelRequest
     | pb.GroupEndsRequest
     | pb.TakeTicketsRequest
+    | pb.ClaimMembersRequest
 )
 
 LeasingRequest = (
@@ -92,6 +97,8 @@ LeasingRequest = (
     | pb.RenewLeaseRequest
     | pb.TakeTicketsRequest
     | pb.RenewTicketRequest
+    | pb.ReadMembersRequest
+    | pb.ClaimMembersRequest
 )
 
 DEFAULT_BUFFER_NAME: Final = "default"
@@ -143,6 +150,7 @@ _GRANTED: Final = MessageMapping(
     names={"metadata": "fragment"},
     parts={"fragment": METADATA},
 )
+MEMBER: Final = MessageMapping(pb.MemberDescription, MemberSeen)
 GROUP_END: Final = MessageMapping(pb.GroupEnd, GroupEnd)
 QUARANTINED: Final = MessageMapping(buffer_pb2.QuarantinedFragment, QuarantinedFragment)
 STATE: Final = MessageMapping(
@@ -243,6 +251,12 @@ def lease_s(
     return span_s
 
 
+def member_keys(messages: "Sequence[pb.MemberKey]") -> list[tuple[WorkerId, int]]:
+    """Return the keys of members, or raise InvalidArgumentError if they are none or too many."""
+    check_int("keys", len(messages), 1, MEMBER_KEYS_MAX)
+    return [(WorkerId(each.group), each.member) for each in messages]
+
+
 def release_mode(value: int) -> ReleaseMode:
     """Return how a lease is to end, or raise InvalidArgumentError: there is no default."""
     if value not in _RELEASE_MODES:
@@ -317,7 +331,7 @@ def fragments(
         raise InvalidArgumentError(
             "payloads", f"must be none, or one for each of {len(messages)}, got {len(bodies)}"
         )
-    checked = []
+    checked: list[Fragment] = []
     pieces_left = PIECES_MAX
     for position, message in enumerate(messages):
         try:
@@ -332,12 +346,22 @@ def fragments(
             check_fragment(value)
             if value.numbers:
                 numbers.check(value.numbers)
+            if value.part or not value.payload.size_bytes:
+                _take_for_part(value)
         except (InvalidArgumentError, InvalidRequestError) as error:
             raise InvalidArgumentError(
                 f"fragments[{position}].{error.field}", error.problem
             ) from None
         checked.append(value)
     return checked
+
+
+def _take_for_part(value: Fragment) -> None:
+    """Make a fragment what the core has for parts and numbers: without steps, never stale."""
+    value.step_count, value.discontinuity = 0, True
+    value.model_version_min = value.model_version_max = PART_VERSION
+    if not value.payload.size_bytes:
+        value.payload = Payload(PayloadId(new_payload_id()), 0)
 
 
 def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Payload:

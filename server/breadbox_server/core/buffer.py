@@ -28,7 +28,7 @@ I6  Right after `handle_timer(now)`, `next_timer()` is None or later than `now`.
 I7  What was refused has changed nothing but counters of refusals (B14).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -42,10 +42,20 @@ from breadbox_server.core.model.entries import (
     TimePassed,
 )
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
-from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId, WorkerId
+from breadbox_server.core.model.ids import ChunkId, LeaseId, PayloadId, RequestId, WorkerId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
-from breadbox_server.core.rules import changes, granting, intake, offers, reading, tickets, waiting
+from breadbox_server.core.rules import (
+    changes,
+    granting,
+    intake,
+    offers,
+    parts,
+    reading,
+    tickets,
+    waiting,
+)
+from breadbox_server.core.rules.parts import MemberSeen
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
@@ -75,7 +85,8 @@ class ReplayBuffer:
     def payloads(self) -> Iterator[Payload]:
         """Go lazily through every payload referred to; not to be held over an input."""
         for fragment in self.fragments():
-            yield fragment.payload
+            if fragment.payload.size_bytes:
+                yield fragment.payload
         yield from self._state.model.weights.values()
 
     def fragments(self) -> Iterator[Fragment]:
@@ -98,6 +109,7 @@ class ReplayBuffer:
                 for payload_id in payload_ids[start : start + size]
                 if payload_id in owners
                 for fragment in self._fragments_from(payload_id, owners[payload_id])
+                if fragment.payload.size_bytes
             ]
 
     def _fragments_from(self, payload_id: PayloadId, owner: Owner) -> Sequence[Fragment]:
@@ -144,7 +156,9 @@ class ReplayBuffer:
         held = state.holdings.table.held
         fragment_count = len(held) * state.config.fragments_per_chunk
         if groups is not None:
-            fragment_count = sum([len(chunk.fragments) for chunk in held.values()])
+            fragment_count = sum(
+                [not each.part for chunk in held.values() for each in chunk.fragments]
+            )
         version = state.model.version or 0
         counts = sorted(state.holdings.table.count_by_version.items(), reverse=True)
         latest = state.leases.latest_grant()
@@ -198,6 +212,31 @@ class ReplayBuffer:
         """Return the first ends of remembered groups after the one of a number."""
         groups = self._groups
         return [] if groups is None else groups.ends_after(after, count_max)
+
+    def members(self, prefix: str, after: tuple[str, int], count_max: int) -> list[MemberSeen]:
+        """List members of open groups, in order of their keys; O(groups) after a change of them."""
+        return parts.listed(self._state, prefix, after, count_max)
+
+    def parts(
+        self, group: WorkerId, member: int, names: Collection[str]
+    ) -> Sequence[Fragment] | None:
+        """Return the parts of a member, of these names or all, or None if it is not there."""
+        return parts.found(self._state, group, member, names)
+
+    def lacking(
+        self, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+    ) -> list[list[inputs.GrantedFragment]]:
+        """Return members that lack a part, each with all that it has, as of a grant."""
+        version = self._state.model.version or 0
+        return [
+            [
+                inputs.GrantedFragment(
+                    each, ChunkId(-1), max(0, version - each.model_version_min), 0, 1.0, 1.0, 0
+                )
+                for each in member
+            ]
+            for member in parts.lacking(self._state, part, count_max, may_take)
+        ]
 
     def has_ended(self, group: WorkerId) -> bool:
         """Whether this buffer makes groups, and none of that name is open."""
@@ -334,6 +373,7 @@ class ReplayBuffer:
         for open_chunk in state.assembly.open.values():
             fragments.extend(open_chunk.fragments)
         payloads = [fragment.payload for fragment in fragments]
+        stored = [each for each in payloads if each.size_bytes]
         weights = list(state.model.weights.values())
         expected = sorted(payload.payload_id for payload in [*payloads, *weights])
         assert sorted(state.payloads.owners) == expected, "I1: payloads"
@@ -342,6 +382,7 @@ class ReplayBuffer:
             holds = worker_id in state.payloads.counts
             assert holds == (worker_id in senders), "P4: payloads of workers"
         listed = sorted(payload.payload_id for payload in self.payloads())
+        expected = sorted(payload.payload_id for payload in [*stored, *weights])
         assert listed == expected, "I1: payloads as listed"
         assert state.payloads.referred_bytes == sum(p.size_bytes for p in payloads), "I1: bytes"
         assert state.payloads.weights_bytes == sum(p.size_bytes for p in weights), "I1: weights"
@@ -377,6 +418,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.TakeTickets: tickets.take,
     inputs.RenewTicket: tickets.renew,
     inputs.GiveBackTicket: tickets.give_back,
+    inputs.DropMembers: parts.drop,
     inputs.RenewLease: granting.renew,
     inputs.ReleaseLease: granting.release,
     inputs.UndeliveredGrant: granting.undo,

@@ -166,6 +166,11 @@ class BufferSet:
         state = self._shared.states.get(buffer)
         return state is not None and state.assembly.in_any_order
 
+    def admitted_count(self, buffer: BufferName) -> int:
+        """Count the fragments, parts and numbers ever admitted; 0 for an unknown buffer."""
+        state = self._shared.states.get(buffer)
+        return 0 if state is None else state.counters["fragments_admitted"]
+
     def group_end_count(self, buffer: BufferName) -> int:
         """Count the ends of groups ever noted; 0 for a buffer that does not exist."""
         state = self._shared.states.get(buffer)

@@ -15,7 +15,7 @@ from breadbox_server.core.model.entries import ReplayError
 from breadbox_server.core.model.events import LeaseEnd
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason, Payload
 from breadbox_server.core.model.schemas import Schema
-from breadbox_server.core.state.assembly import OpenChunk, OutcomeWindow
+from breadbox_server.core.state.assembly import OutcomeWindow
 from breadbox_server.core.state.buffer_state import BufferState, Shared
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.counters import DURABLE
@@ -184,7 +184,7 @@ def take(state: BufferState) -> BufferSnapshot:
         ),
         open_chunks=tuple(
             [
-                OpenChunkSnapshot(chunk.touched_at, tuple(chunk.fragments))
+                OpenChunkSnapshot(chunk.touched_at, tuple(chunk.whole()))
                 for chunk in state.assembly.open.values()
             ]
         ),
@@ -242,7 +242,7 @@ def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
         if worker_id not in state.assembly.workers:
             raise ReplayError(f"worker {worker_id!r} has an open chunk, and is not remembered")
         worker = state.assembly.workers[worker_id]
-        state.assembly.put(worker, OpenChunk(worker_id, list(fragments), touched_at))
+        state.assembly.open_again(worker, list(fragments), touched_at)
         for fragment in fragments:
             state.payloads.take(fragment)
     state.meter.version_delivered_count = taken.version_delivered_count

@@ -67,6 +67,7 @@ class Gateway:
         buffers: BufferSet,
         *,
         refers_to: Callable[[BufferName, PayloadId], bool],
+        is_leased: Callable[[str, PayloadId], bool],
         check_written: Callable[[Caller, int, int], None],
         unannounced_s: float,
         unannounced_bytes_max: int,
@@ -77,6 +78,7 @@ class Gateway:
         self._store = store
         self._buffers = buffers
         self._refers_to = refers_to
+        self._is_leased = is_leased
         self._check_written = check_written
         self._delete = delete
         self._now = now
@@ -187,7 +189,10 @@ class Gateway:
         asks = self._buffers.has_weights if caller.role is Role.PRODUCER else self._refers_to
         for reference, _, _ in ranges:
             payload_id = PayloadId(reference.payload_id)
-            may_read = any(asks(name, payload_id) for name in buffers)
+            may_read = any(
+                asks(name, payload_id) or self._is_leased(caller.holder(name), payload_id)
+                for name in buffers
+            )
             if not may_read and self.unannounced.of(caller.name, payload_id) is None:
                 raise PayloadMissingError(reference.payload_id)
 

@@ -85,6 +85,8 @@ class ReadLeases:
         """Bytes whose deletion is put off."""
         self._timer: TimerHandle | None = None
         self._timer_at = inf
+        self.on_end: Callable[[ReadLease], None] = lambda lease: None
+        """Called with each lease that has ended."""
         metrics.read_leases.set_function(lambda: float(len(self._leases)))
         metrics.read_kept_bytes.set_function(lambda: float(self.kept_bytes))
 
@@ -101,6 +103,11 @@ class ReadLeases:
         """Return True if a reader of a buffer holds a payload."""
         pinned = self._pinned.get(payload_id)
         return pinned is not None and pinned.buffer == buffer
+
+    def is_held_by(self, holder: str, payload_id: PayloadId) -> bool:
+        """Return True if a lease of a holder has a payload."""
+        pinned = self._pinned.get(payload_id)
+        return pinned is not None and pinned.leases[holder] > 0
 
     def take(
         self,
@@ -228,6 +235,7 @@ class ReadLeases:
             del self._kept_bytes_of[holder]
         if due:
             self._delete(due)
+        self.on_end(lease)
 
     def _rearm(self) -> None:
         entry = self._by_expiry.first()

@@ -1,6 +1,7 @@
 """Reads that use nothing up: of the model, of chunks after a cursor, and of named cursors (B16)."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
@@ -8,9 +9,14 @@ from typing import Final, NamedTuple
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.core.model.description import GroupEnd, SubscriptionDescription
 from breadbox_server.core.model.errors import DrainingError
-from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId
-from breadbox_server.core.model.inputs import ModelState, Payload
-from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
+from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
+from breadbox_server.core.model.inputs import Fragment, GrantedFragment, ModelState, Payload
+from breadbox_server.core.rules.reading import (
+    READ_BYTES_MAX,
+    READ_FRAGMENTS_MAX,
+    ChunksRead,
+    ReadSpec,
+)
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.limits import (
     GROUP_ENDS_MAX,
@@ -19,6 +25,7 @@ from breadbox_server.limits import (
     SHARED_REPLY_BYTES_MAX,
 )
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.claims import Claims
 from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLease, ReadLeases
 from breadbox_server.reading.watchers import Watchers
@@ -69,6 +76,26 @@ class ReadResult(NamedTuple):
     """Lease on the payloads, or None if all are inline."""
 
 
+@dataclass(slots=True)
+class MembersRead:
+    """The parts of members, one after the other."""
+
+    fragments: list[Fragment]
+    counts: list[int]
+    """Parts of each member, or -1 if it is not there."""
+    lease_s: float
+    """Seconds that leases of the buffer live."""
+
+
+class Claimed(NamedTuple):
+    """Members that a verifier has claimed."""
+
+    fragments: list[GrantedFragment]
+    reply: ReadBody
+    lease: ReadLease
+    model: ModelState
+
+
 class Arrivals:
     """Arrivals of chunks, to about a second, not durable: how long a reader has been behind."""
 
@@ -114,6 +141,9 @@ class Reads:
         self._watchers = Watchers(core.clock, watchers_max)
         self._readers = Watchers(core.clock, watchers_max)
         self._group_watchers = Watchers(core.clock, watchers_max)
+        self._claimants = Watchers(core.clock, watchers_max)
+        self._claims = Claims()
+        leases.on_end = self._on_lease_end
         self._cached: dict[tuple[BufferName, ReadSpec], CachedRead] = {}
         self._arrivals: dict[BufferName, Arrivals] = {}
 
@@ -209,15 +239,31 @@ class Reads:
             reply = ReadBody(bodies)
             if not absent and reply.is_shared:
                 cached.replies[bytes_max] = reply
+        lease = await self._leased(
+            *(buffer, cached.payloads, reply, absent, lease_s or found.lease_s, caller), is_look
+        )
+        self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
+        return ReadResult(found, reply, lease)
+
+    async def _leased(
+        self,
+        buffer: BufferName,
+        payloads: Sequence[Payload],
+        reply: ReadBody,
+        absent: Sequence[int],
+        lease_s: float,
+        caller: Caller,
+        is_look: bool,
+    ) -> ReadLease | None:
+        """Read what lacks of a reply, and return the lease on its payloads, or None."""
         lease = None
         if not reply.is_whole:
             lease = self.leases.take(
-                *(buffer, cached.payloads, lease_s or found.lease_s, caller.holder(buffer)),
-                is_look=is_look,
+                buffer, payloads, lease_s, caller.holder(buffer), is_look=is_look
             )
         try:
             await self._core.turns.settled()
-            await self._bodies.add(reply.bodies, cached.payloads, absent)
+            await self._bodies.add(reply.bodies, payloads, absent)
         except BaseException:
             # Nobody will hear of it.
             if lease is not None:
@@ -226,8 +272,100 @@ class Reads:
         if lease is not None and reply.is_whole:
             self.leases.release(lease.lease_id)
             lease = None
-        self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
-        return ReadResult(found, reply, lease)
+        return lease
+
+    async def read_members(
+        self,
+        buffer: BufferName,
+        keys: Sequence[tuple[WorkerId, int]],
+        names: frozenset[str],
+        *,
+        lease_s: float | None,
+        inline_bytes_max: int,
+        is_look: bool = False,
+        caller: Caller = ANONYMOUS,
+    ) -> "tuple[MembersRead, ReadBody, ReadLease | None]":
+        """Return the parts of members, under a lease, of as many keys as a reply takes (B34)."""
+        self._core.check_serving()
+
+        def look() -> MembersRead:
+            held, found = self._core.buffers[buffer], MembersRead([], [], 0.0)
+            found.lease_s = held.config.lease_s
+            size_bytes = 0
+            for group, member in keys:
+                parts = held.parts(group, member, names)
+                found.counts.append(-1 if parts is None else len(parts))
+                found.fragments += parts or ()
+                size_bytes += sum([each.payload.size_bytes for each in parts or ()])
+                if len(found.fragments) >= READ_FRAGMENTS_MAX or size_bytes >= READ_BYTES_MAX:
+                    break
+            return found
+
+        found = await self._core.look(look)
+        payloads = [each.payload for each in found.fragments]
+        bodies, absent = self._bodies.at_hand(
+            payloads, min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
+        )
+        reply = ReadBody(bodies)
+        lease = await self._leased(
+            buffer, payloads, reply, absent, lease_s or found.lease_s, caller, is_look
+        )
+        return found, reply, lease
+
+    async def claim_members(
+        self,
+        buffer: BufferName,
+        part: str,
+        count: int,
+        *,
+        wait_s: float,
+        lease_s: float | None,
+        inline_bytes_max: int = 0,
+        caller: Caller = ANONYMOUS,
+    ) -> Claimed | str:
+        """Claim members that lack a part, or return what the claim waited for (B34)."""
+        until = self._core.clock.now() + wait_s
+        holder = caller.holder(buffer)
+        while True:
+            self._core.check_serving()
+            members = await self._core.look(
+                lambda: self._core.buffers[buffer].lacking(
+                    part,
+                    count,
+                    lambda *key: (
+                        caller.may_append_as(key[0]) and not self._claims.is_held(buffer, key)
+                    ),
+                )
+            )
+            # No await between the look and the claim.
+            if members or (left_s := until - self._core.clock.now()) <= 0:
+                break
+            await self._claimants.wait(buffer, left_s, holder)
+        if not members:
+            await self._core.turns.settled()
+            claimed = self._claims.count(buffer)
+            return f"no member has its sequence and lacks a part {part!r} ({claimed} are claimed)"
+        held = self._core.buffers[buffer]
+        fragments = [each for member in members for each in member]
+        payloads = [each.fragment.payload for each in fragments]
+        lease = self.leases.take(buffer, payloads, lease_s or held.config.lease_s, holder)
+        keys = {(each.fragment.worker_id, each.fragment.fragment_index) for each in fragments}
+        self._claims.add(lease, frozenset(keys))
+        bodies, absent = self._bodies.at_hand(
+            payloads, min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
+        )
+        try:
+            model = await self._core.durable_model(buffer)
+            await self._bodies.add(bodies, payloads, absent)
+        except BaseException:
+            # Nobody will hear of it.
+            self.leases.release(lease.lease_id)
+            raise
+        return Claimed(fragments, ReadBody(bodies), lease, model)
+
+    def _on_lease_end(self, lease: ReadLease) -> None:
+        if self._claims.end(lease):
+            self._claimants.wake_in_time(lease.buffer)
 
     def _cached_read(self, buffer: BufferName, spec: ReadSpec) -> CachedRead:
         key = (buffer, spec)
@@ -254,12 +392,13 @@ class Reads:
         self._cached.clear()
         buffers, when_settled = self._core.buffers, self._core.turns.when_settled
         self._group_watchers.look_again(buffers.group_end_count, when_settled)
+        self._claimants.look_again(buffers.admitted_count, when_settled)
         self._readers.look_again(buffers.closed_count, when_settled)
 
     @property
     def watcher_count(self) -> int:
-        """Callers that watch a model, or wait for groups to end."""
-        return len(self._watchers) + len(self._group_watchers)
+        """Callers that watch a model, or wait for groups to end or for members to claim."""
+        return len(self._watchers) + len(self._group_watchers) + len(self._claimants)
 
     @property
     def reader_count(self) -> int:
@@ -282,10 +421,11 @@ class Reads:
         self._watchers.forget(buffer)
         self._readers.forget(buffer)
         self._group_watchers.forget(buffer)
+        self._claimants.forget(buffer)
         self._arrivals.pop(buffer, None)
         self.leases.end_of(buffer)
 
     def turn_away(self) -> None:
         """End every wait with DrainingError."""
-        for watchers in (self._watchers, self._readers, self._group_watchers):
+        for watchers in (self._watchers, self._readers, self._group_watchers, self._claimants):
             watchers.turn_away(DrainingError())

@@ -23,6 +23,7 @@ from breadbox_server.access.authorization import (
 )
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
+from breadbox_server.core.model.config import PARTS_MAX
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted, TicketsTaken
@@ -40,6 +41,7 @@ from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,
+    DropMembers,
     EndSession,
     Fetch,
     GiveBackTicket,
@@ -58,7 +60,9 @@ from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
     EPISODES_MAX,
+    CLAIM_MEMBERS_MAX,
     GATEWAY_PAYLOADS_MAX,
+    MEMBERS_PAGE_MAX,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
     REPORT_WORKERS_MAX,
@@ -252,6 +256,85 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
         return pb.GiveBackTicketResponse()
 
+    async def Members(
+        self, request: pb.MembersRequest, context: Context
+    ) -> pb.MembersResponse:
+        """Show a page of the members of open groups that the caller's token is for."""
+        core, buffer = self._driver.core, convert.buffer_name(request.buffer)
+        # Before all: members are numbered from 0.
+        after = (request.after.group, request.after.member if request.HasField("after") else -1)
+        found = await core.look(
+            lambda: core.buffers[buffer].members(request.prefix, after, MEMBERS_PAGE_MAX)
+        )
+        await self._driver.turns.settled()
+        response, caller = pb.MembersResponse(), current_caller()
+        for each in found:
+            if caller.may_append_as(each.group):
+                convert.MEMBER.put(each, response.members.add())
+        if len(found) == MEMBERS_PAGE_MAX:
+            response.next_after.group, response.next_after.member = found[-1][:2]
+        return response
+
+    async def ReadMembers(
+        self, request: pb.ReadMembersRequest, context: Context
+    ) -> pb.ReadMembersResponse:
+        """Return the parts of members, by their keys."""
+        caller, names = current_caller(), request.parts
+        check_int("parts", len(names), 0, PARTS_MAX)
+        found, reply, lease = await self._driver.reading.read_members(
+            convert.buffer_name(request.buffer),
+            convert.member_keys(request.keys),
+            frozenset(names),
+            lease_s=convert.lease_s(request),
+            inline_bytes_max=self._inline_bytes_max(request),
+            is_look=caller.role is Role.VIEWER,
+            caller=caller,
+        )
+        response = pb.ReadMembersResponse(
+            part_counts=found.counts, payloads=reply.bodies if any(reply.bodies) else ()
+        )
+        for each in found.fragments:
+            convert.METADATA.put(each, response.parts.add())
+        if lease is not None:
+            response.lease.CopyFrom(self._lease(lease.lease_id, lease.expires_at))
+        return response
+
+    async def ClaimMembers(
+        self, request: pb.ClaimMembersRequest, context: Context
+    ) -> pb.ClaimMembersResponse:
+        """Wait for members that lack a part."""
+        check_int("member_count", request.member_count, 1, CLAIM_MEMBERS_MAX)
+        found = await self._driver.reading.claim_members(
+            convert.buffer_name(request.buffer),
+            request.lacking,
+            request.member_count,
+            wait_s=_wait_s(request, context),
+            lease_s=convert.lease_s(request),
+            inline_bytes_max=self._inline_bytes_max(request),
+            caller=current_caller(),
+        )
+        if isinstance(found, str):
+            return pb.ClaimMembersResponse(waiting_reason=found)
+        response = pb.ClaimMembersResponse()
+        grant = response.grant
+        grant.lease.CopyFrom(self._lease(found.lease.lease_id, found.lease.expires_at))
+        grant.session_id = found.model.session_id
+        grant.model_version = found.model.model_version or 0
+        grant.payloads.extend(found.reply.bodies if any(found.reply.bodies) else ())
+        convert.add_references(found.fragments, grant.fragments)
+        return response
+
+    async def DropMembers(
+        self, request: pb.DropMembersRequest, context: Context
+    ) -> pb.DropMembersResponse:
+        """Let rows go by their keys."""
+        keys = convert.member_keys(request.keys)
+        groups, members = zip(*keys, strict=True)
+        count = await self._driver.core.call(
+            DropMembers(convert.buffer_name(request.buffer), groups, members)
+        )
+        return pb.DropMembersResponse(dropped_count=count)
+
     async def AppendFragments(
         self, request: pb.AppendFragmentsRequest, context: Context
     ) -> pb.AppendFragmentsResponse:
@@ -368,7 +451,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         rest = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
         return encoded + rest.SerializeToString()
 
-    def _inline_bytes_max(self, request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
+    def _inline_bytes_max(
+        self,
+        request: (
+            pb.FetchFragmentsRequest
+            | pb.ReadFragmentsRequest
+            | pb.ReadMembersRequest
+            | pb.ClaimMembersRequest
+        ),
+    ) -> int:
         """Return how many bytes may be inline in the reply, 0 where the caller reads the store."""
         check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
         is_inline = self._inline_sizes[current_caller().role] > 0
@@ -411,27 +502,32 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.RenewLeaseRequest, context: Context
     ) -> pb.RenewLeaseResponse:
         """Let a lease live on."""
-        lease_id = LeaseId(request.lease_id)
+        buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
+        self._check_lease(buffer, lease_id)
         expires_at = await self._driver.renew(
-            RenewLease(convert.buffer_name(request.buffer), lease_id, convert.lease_s(request))
+            RenewLease(buffer, lease_id, convert.lease_s(request))
         )
         return pb.RenewLeaseResponse(lease=self._lease(lease_id, expires_at))
 
     async def ReleaseLease(
         self, request: pb.ReleaseLeaseRequest, context: Context
     ) -> pb.ReleaseLeaseResponse:
-        """End a lease; a viewer ends those of its own reads, and finds no others."""
+        """End a lease; a viewer or producer ends those of its own reads, and finds no others."""
         buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
-        caller = current_caller()
-        if caller.role is Role.VIEWER and not self._driver.reading.leases.knows(
-            buffer, lease_id, caller.holder(buffer)
-        ):
-            raise LeaseNotFoundError(lease_id)
+        self._check_lease(buffer, lease_id)
         await self._driver.release(
             ReleaseLease(buffer, lease_id, convert.release_mode(request.mode)),
             convert.unreadable(request.unreadable_payload_ids),
         )
         return pb.ReleaseLeaseResponse()
+
+    def _check_lease(self, buffer: BufferName, lease_id: LeaseId) -> None:
+        """Raise LeaseNotFoundError if a viewer, or producer, names no lease of its own reads."""
+        caller = current_caller()
+        if caller.role in (Role.VIEWER, Role.PRODUCER) and not self._driver.reading.leases.knows(
+            buffer, lease_id, caller.holder(buffer)
+        ):
+            raise LeaseNotFoundError(lease_id)
 
     async def UpdatePriorities(
         self, request: pb.UpdatePrioritiesRequest, context: Context

@@ -7,6 +7,8 @@ from enum import Enum
 from breadbox_server.core.model.errors import InvalidArgumentError
 
 DAY_S = 86_400.0
+MEMBERS_MAX = 1024
+"""Members of a group."""
 GROUP_SILENCE_S_MIN = 1.0
 """Shortest `open_chunk_s` of groups: so often each that waits for room looks for it."""
 FRAGMENT_INDEX_MAX = 2**48
@@ -21,6 +23,11 @@ PRIORITY_EXPONENT_MAX = 8.0
 NAME_SIZE_BYTES_MAX = 128
 BUFFER_NAME_LENGTH_MAX = 64
 NUMBER_NAME_BYTES_MAX = 64
+PART_NAME_BYTES_MAX = 64
+PARTS_MAX = 64
+"""Parts of a member."""
+TOKENS = "tokens"
+"""Name of the part that a member itself is: its sequence, or fragment."""
 
 
 class FullPolicy(Enum):
@@ -88,7 +95,7 @@ class BufferConfig:
 
     fragments_per_chunk: int = 1
     """Consecutive fragments that make a chunk, or members of a group; 1 to 1024; changes only in
-    an empty buffer."""
+    an empty buffer. 0: groups never close, and their members are rows (B34)."""
     capacity_chunks: int = 4096
     """Chunks held for sampling, and under BLOCK those that a lease may bring back; at the limit
     `full_policy` decides."""
@@ -146,6 +153,9 @@ class BufferConfig:
     for each version (B33). 0: none are given."""
     lead_versions: int = 0
     """Versions that groups with tickets may be ahead of the learner."""
+    required_parts: str = ""
+    """Names of the parts with which a member is complete, separated by commas (B34). Empty: its
+    sequence alone. Changes only in an empty buffer."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -157,8 +167,13 @@ class BufferConfig:
                 "priority_exponent",
                 f"must be from 0 to {PRIORITY_EXPONENT_MAX:g}, got {exponent!r}",
             )
-        if self.fragments_per_chunk > 1024:
-            raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
+        if self.fragments_per_chunk > MEMBERS_MAX:
+            raise InvalidArgumentError("fragments_per_chunk", f"must be at most {MEMBERS_MAX}")
+        if self.keeps_rows and (self.assembly is not AssemblyPolicy.GROUPS or self.tickets_max):
+            raise InvalidArgumentError(
+                "fragments_per_chunk",
+                "must be at least 1, but for `assembly` groups without `groups_per_version`",
+            )
         if self.assembly is AssemblyPolicy.GROUPS and self.open_chunk_s < GROUP_SILENCE_S_MIN:
             raise InvalidArgumentError(
                 "open_chunk_s",
@@ -170,6 +185,20 @@ class BufferConfig:
                 "group_min",
                 f"must be at most fragments_per_chunk ({self.fragments_per_chunk}), "
                 f"got {self.group_min}",
+            )
+        names = self.required_parts.split(",") if self.required_parts else [TOKENS]
+        is_of_parts = TOKENS in names and len(set(names)) == len(names) <= PARTS_MAX
+        if not is_of_parts or any([not 0 < len(each.encode()) <= PART_NAME_BYTES_MAX for each in names]):
+            raise InvalidArgumentError(
+                "required_parts",
+                f"must be at most {PARTS_MAX} different names of at most {PART_NAME_BYTES_MAX} bytes, "
+                f"with commas between them, and {TOKENS} among them; got {self.required_parts!r:.200}",
+            )
+        if self.required_parts and (
+            self.assembly is not AssemblyPolicy.GROUPS or self.keeps_rows
+        ):
+            raise InvalidArgumentError(
+                "required_parts", "is for `assembly` groups, with at least 1 in fragments_per_chunk"
             )
         if self.drop_equal and self.assembly is not AssemblyPolicy.GROUPS:
             raise InvalidArgumentError("drop_equal", "is for `assembly` groups alone")
@@ -186,7 +215,7 @@ class BufferConfig:
 
     def _check_counts(self) -> None:
         smallest = {
-            "fragments_per_chunk": 1,
+            "fragments_per_chunk": 0,
             "capacity_chunks": 1,
             "capacity_bytes": 1,
             "staleness_max": 0,
@@ -244,6 +273,17 @@ class BufferConfig:
             raise InvalidArgumentError(
                 name, f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}"
             )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether groups never close: their members are rows (B34)."""
+        return self.fragments_per_chunk == 0
+
+    @property
+    def parts_of_complete(self) -> tuple[str, ...]:
+        """Parts with which a member is complete, as fragments name them."""
+        names = self.required_parts.split(",") if self.required_parts else [TOKENS]
+        return tuple(["" if each == TOKENS else each for each in names])
 
     @property
     def tickets_max(self) -> int:

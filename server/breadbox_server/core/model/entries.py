@@ -76,6 +76,7 @@ Entry = (
     | TicketsGiven
     | inputs.RenewTicket
     | inputs.GiveBackTicket
+    | inputs.DropMembers
     | inputs.StartSession
     | inputs.EndSession
     | inputs.PublishModel

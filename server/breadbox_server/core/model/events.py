@@ -45,6 +45,10 @@ class DiscardReason(Enum):
     PAYLOAD_LOST = "payload_lost"
     EQUAL = "equal"
     GIVEN_BACK = "given_back"
+    DROPPED = "dropped"
+    """A row was dropped by its key."""
+    REPLACED = "replaced"
+    """A part was replaced, or numbers were merged."""
 
 
 class TicketEnd(Enum):

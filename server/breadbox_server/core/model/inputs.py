@@ -24,6 +24,7 @@ class AdmissionOutcome(Enum):
     BYTES_FULL = "bytes_full"
     SCHEMA_UNKNOWN = "schema_unknown"
     GROUP_ENDED = "group_ended"
+    PART_CONFLICT = "part_conflict"
 
     __hash__ = object.__hash__
     """Enum's own is written in Python, and outcomes are looked up by for every fragment."""
@@ -99,6 +100,15 @@ class Fragment:
     priority: float = PRIORITY_DEFAULT
     numbers: str = ""
     """Numbers of a sequence by name, as a JSON object, or empty."""
+    part: str = ""
+    """Name of a part of a member, or empty for the member itself (B34)."""
+    replaces: bool = False
+    """Whether a part of the same name with other bytes is replaced."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Member and part."""
+        return self.fragment_index, self.part
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +269,15 @@ class GiveBackTicket(Input[None]):
 
     group: ids.WorkerId
     member: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropMembers(Input[int]):
+    """Drop rows; answers how many were there. Unknown ones are ignored (B34)."""
+
+    groups: tuple[ids.WorkerId, ...]
+    members: tuple[int, ...]
+    """Of each of the groups the member."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,18 @@ from breadbox_server.core.model.config import (
     FRAGMENT_INDEX_MAX,
     MODEL_VERSION_MAX,
     NAME_SIZE_BYTES_MAX,
+    PART_NAME_BYTES_MAX,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
+    TOKENS,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.ids import ModelVersion
 from breadbox_server.core.model.inputs import Fragment, Payload
 
 PAYLOAD_SIZE_BYTES_MAX = 2**40
+PART_VERSION = ModelVersion(2**62)
+"""Version of parts, above all: they do not make their group stale."""
 STEP_COUNT_MAX = 2**31
 WORLD_SIZE_MAX = 65_536
 _BUFFER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{BUFFER_NAME_LENGTH_MAX - 1}}}")
@@ -77,8 +82,10 @@ def check_payload(field: str, payload: Payload) -> None:
 
 def check_fragment(fragment: Fragment) -> None:
     """Refuse a fragment that is malformed whatever the state of the buffer."""
+    is_part = fragment.part or (fragment.numbers and not fragment.payload.size_bytes)
     check_name("worker_id", fragment.worker_id)
-    check_name("session_id", fragment.session_id)
+    if fragment.session_id or not is_part:
+        check_name("session_id", fragment.session_id)
     check_int("fragment_index", fragment.fragment_index, 0, FRAGMENT_INDEX_MAX)
     check_version("model_version_min", fragment.model_version_min)
     check_version("model_version_max", fragment.model_version_max)
@@ -91,4 +98,19 @@ def check_fragment(fragment: Fragment) -> None:
     check_int("step_count", fragment.step_count, 1, STEP_COUNT_MAX)
     if fragment.priority != PRIORITY_DEFAULT:
         check_priority("priority", fragment.priority)
-    check_payload("payload", fragment.payload)
+    if is_part:
+        _check_part(fragment)
+    else:
+        check_payload("payload", fragment.payload)
+
+
+def _check_part(fragment: Fragment) -> None:
+    name, payload = fragment.part, fragment.payload
+    if not name.isprintable() or len(name.encode()) > PART_NAME_BYTES_MAX:
+        raise InvalidArgumentError(
+            "part", f"must be at most {PART_NAME_BYTES_MAX} bytes of printable text"
+        )
+    if name == TOKENS:
+        raise InvalidArgumentError("part", f"cannot be {TOKENS!r}, the name of a member's sequence")
+    if name or payload.payload_id:
+        check_payload("payload", payload)

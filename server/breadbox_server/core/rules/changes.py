@@ -17,6 +17,7 @@ from breadbox_server.core.rules import granting, intake
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk
+from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.payloads import MODEL_OWNER
 
 REPORTS_MAX = 1_000_000
@@ -184,10 +185,12 @@ def update_priorities(
 def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float) -> None:
     """Replace the limits, and evict what no longer fits; O(chunks held)."""
     old, new = state.config, input.config
-    if new.fragments_per_chunk != old.fragments_per_chunk and not state.is_empty:
+    for name in ("fragments_per_chunk", "required_parts"):
+        if getattr(new, name) == getattr(old, name) or state.is_empty:
+            continue
         raise errors.InvalidArgumentError(
-            "fragments_per_chunk",
-            f"is {old.fragments_per_chunk} and cannot be changed while the buffer holds "
+            name,
+            f"is {getattr(old, name)} and cannot be changed while the buffer holds "
             "fragments or a lease refers to them; empty it (end the session), delete it, or "
             "use another buffer",
         )
@@ -203,6 +206,8 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
     state.config = new
     if new.assembly is old.assembly:
         state.assembly.fragments_per_chunk = new.fragments_per_chunk
+        if isinstance(state.assembly, Groups):
+            state.assembly.required = new.parts_of_complete
     else:
         ended_count = state.assembly.ended_count
         state.assembly = state.make_assembly()

@@ -71,6 +71,10 @@ def fetch(state: BufferState, input: inputs.Fetch, *, now: float) -> CallerId:
 def _check_size(state: BufferState, fragment_count: int, world_size: int) -> None:
     """Refuse what could never be granted, however long it waited (B8)."""
     config = state.config
+    if config.keeps_rows:
+        raise errors.InvalidArgumentError(
+            "buffer", "keeps rows (`fragments_per_chunk` is 0), which are read by their keys"
+        )
     unit = config.fragments_per_chunk * world_size
     if type(fragment_count) is not int or fragment_count <= 0 or fragment_count % unit:
         raise errors.InvalidArgumentError(

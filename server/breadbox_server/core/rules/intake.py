@@ -5,16 +5,17 @@ from dataclasses import replace
 from typing import Final
 
 from breadbox_server.core.model import errors, inputs
-from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
+from breadbox_server.core.model.config import MEMBERS_MAX, FullPolicy, SchemaPolicy
 from breadbox_server.core.model.entries import FragmentTaken
 from breadbox_server.core.model.events import DiscardReason, FragmentsJudged, TicketEnd
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment, GroupEndReason
 from breadbox_server.core.model.validation import check_int
+from breadbox_server.core.rules import parts
 from breadbox_server.core.rules.granting import expire, settle
 from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
-from breadbox_server.core.state.counters import FRAGMENTS_JUDGED
+from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FRAGMENTS_JUDGED
 from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.tickets import Ticket
 
@@ -169,9 +170,15 @@ def judge(
     config, holdings = state.config, state.holdings
     closes_chunk = preview.closes_chunk
     # By place, not by keyword, which takes longer.
+    known = None
+    if isinstance(state.assembly, Groups) and (config.keeps_rows or not fragment.step_count):
+        known = parts.known(state.assembly, worker, fragment)
+        was_judged = known is not None
+    else:
+        was_judged = worker is not None and worker.outcomes.was_judged(fragment.fragment_index)
     outcome = outcome_of(
         fragment.session_id == state.model.session_id,
-        worker is not None and worker.outcomes.was_judged(fragment.fragment_index),
+        was_judged,
         fragment.model_version_min,
         state.version_min,
         fragment.payload.size_bytes,
@@ -184,12 +191,20 @@ def judge(
         holdings.unleased_bytes,
         config.capacity_bytes,
     )
+    if known is not None and outcome is AdmissionOutcome.DUPLICATE:
+        return parts.again(known, fragment)
     if outcome is AdmissionOutcome.DUPLICATE and worker is not None:
         return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
     if outcome is not AdmissionOutcome.WRONG_SESSION:
         if preview.end is not None:
             return Appended(AdmissionOutcome.GROUP_ENDED, group_end=preview.end)
+        if fragment.step_count:
+            _check_steps(state, fragment)
+        else:
+            parts.check(state, fragment, worker)
         _check_novelty(state, fragment, worker)
+        if not fragment.step_count:
+            return ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
         if outcome is not AdmissionOutcome.STALE and not _is_known(state, fragment):
             return _SCHEMA_UNKNOWN
     return ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
@@ -248,7 +263,7 @@ def _limiter_permits(state: BufferState) -> bool:
     return head is not None and state.has_leases_for(head.world_size)
 
 
-def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None) -> None:
+def _check_steps(state: BufferState, fragment: Fragment) -> None:
     version = state.model.version
     if version is not None and fragment.model_version_max > version:
         raise errors.InvalidArgumentError(
@@ -266,6 +281,9 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
             remedy="one --fragment-steps (`breadbox import`: --step-count), which a new "
             "session may change; a buffer with `--schema ragged` takes fragments of any length",
         )
+
+
+def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None) -> None:
     payload = fragment.payload
     if payload.size_bytes > state.config.capacity_bytes:
         raise errors.InvalidArgumentError(
@@ -277,9 +295,8 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
         raise errors.InvalidArgumentError("payload.payload_id", "is in use for another fragment")
     next_index = 0 if worker is None else worker.outcomes.next_index
     if state.assembly.in_any_order:
-        check_int(
-            "fragment_index", fragment.fragment_index, 0, state.config.fragments_per_chunk - 1
-        )
+        size = state.config.fragments_per_chunk or MEMBERS_MAX
+        check_int("fragment_index", fragment.fragment_index, 0, size - 1)
     elif fragment.fragment_index - next_index > INDEX_JUMP_MAX:
         raise errors.InvalidArgumentError(
             "fragment_index",
@@ -354,14 +371,16 @@ def _carry_out(
     worker = remember(state, fragment.worker_id)
     if outcome is AdmissionOutcome.ADMITTED:
         _admit(state, worker, fragment, preview, now=now)
-        state.model.step_count = fragment.step_count
-        state.model.schemas.note(fragment.schema_hash)
+        if fragment.step_count:
+            state.model.step_count = fragment.step_count
+            state.model.schemas.note(fragment.schema_hash)
     else:
         state.discard(state.assembly.end_stale(worker), DiscardReason.STALE)
     config, assembly = state.config, state.assembly
     # Of a group all that is judged is remembered, so that nothing else is taken for a duplicate.
     window = config.fragments_per_chunk if assembly.in_any_order else config.outcomes_per_worker_max
-    worker.outcomes.remember(fragment.fragment_index, outcome, window)
+    if window and fragment.step_count:
+        worker.outcomes.remember(fragment.fragment_index, outcome, window)
     state.counters[FRAGMENTS_JUDGED[outcome]] += 1
 
 
@@ -375,8 +394,16 @@ def _admit(
     if state.payloads.referred_bytes > size_bytes_max:
         holdings.evict_to_bytes(size_bytes_max)
     _share_ids(fragment, worker, state.model.session_id)
-    state.payloads.take(fragment)
+    replaced = None
+    if isinstance(state.assembly, Groups):
+        replaced = parts.replaced_by(state, worker, fragment)
+    if replaced is not fragment:
+        state.payloads.take(fragment)
     closed = state.assembly.place(worker, fragment, now=now)
+    if replaced is fragment:
+        state.counters[FRAGMENTS_DISCARDED[DiscardReason.REPLACED]] += 1
+    elif replaced is not None:
+        state.discard([replaced], DiscardReason.REPLACED)
     if closed is not None:
         _close(state, closed)
 
@@ -491,8 +518,9 @@ def end_group(
     Without room where producers wait it stays open, for `open_chunk_s` from `now`.
     """
     config = state.config
-    members = () if group.open_chunk is None else group.open_chunk.fragments
-    if len(members) < max(1, config.group_min or config.fragments_per_chunk):
+    chunk = groups.chunk_of(group)
+    count = 0 if chunk is None else len(chunk.complete)
+    if count < max(1, config.group_min or config.fragments_per_chunk):
         is_silent = reason is GroupEndReason.INCOMPLETE
         why = DiscardReason.WORKER_SILENT if is_silent else DiscardReason.GIVEN_BACK
         state.discard(groups.drop(group, reason), why)
@@ -509,7 +537,7 @@ def next_silence(state: BufferState) -> float | None:
     """Return when the next worker counts as silent, or a ticket expires, or None."""
     assembly = state.assembly
     ticket = None if assembly.tickets is None else assembly.tickets.first_expiry()
-    if not assembly.open:
+    if not assembly.open or state.config.keeps_rows:
         return None if ticket is None else ticket.expires_at
     due_at = next(iter(assembly.open.values())).touched_at + state.config.open_chunk_s
     return due_at if ticket is None else min(due_at, ticket.expires_at)

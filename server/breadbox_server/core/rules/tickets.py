@@ -220,8 +220,8 @@ def _look_if_all(state: BufferState, groups: Groups, ticket: Ticket, *, now: flo
     """End a group that can have no more members, or never enough."""
     config = state.config
     awaited_count = groups.awaited_count(ticket)
-    chunk = groups.open.get(ticket.group)
-    there_count = 0 if chunk is None else len(chunk.fragments)
+    chunk = groups.chunk_of(groups.workers.get(ticket.group))
+    there_count = 0 if chunk is None else len(chunk.complete)
     is_hopeless = awaited_count < max(1, config.group_min or config.fragments_per_chunk)
     if is_hopeless or there_count >= awaited_count:
         groups.tickets.end(ticket.group, TicketEnd.GIVEN_BACK)

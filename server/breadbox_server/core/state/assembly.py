@@ -90,6 +90,10 @@ class OpenChunk:
         """Payload bytes of its fragments."""
         return sum(fragment.payload.size_bytes for fragment in self.fragments)
 
+    def whole(self) -> list[Fragment]:
+        """Return its fragments, as a snapshot or a chunk has them."""
+        return self.fragments
+
     def gap_before(self, fragment: Fragment) -> DiscardReason | None:
         """Return why the chunk cannot go on with this fragment, or None if it can.
 
@@ -255,6 +259,10 @@ class Assembly:
         self.open_fragment_count = 0
         return gone
 
+    def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
+        """Open a chunk of a snapshot."""
+        self.put(worker, OpenChunk(worker.worker_id, fragments, touched_at))
+
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
         """Open a chunk of a worker, behind those that are open."""
         worker.open_chunk = open_chunk
@@ -267,9 +275,9 @@ class Assembly:
         touched_at = float("-inf")
         for worker_id, chunk in self.open.items():
             assert self.workers[worker_id].open_chunk is chunk, "A2: worker and chunk"
-            assert 1 <= len(chunk.fragments) < self.fragments_per_chunk, "A2: length"
+            assert chunk.fragments, "A2: nothing open"
             assert all(each.worker_id == worker_id for each in chunk.fragments), "A1: worker"
-            self._check_order(chunk.fragments)
+            self._check_chunk(chunk)
             assert chunk.touched_at >= touched_at, "A3: order"
             touched_at = chunk.touched_at
         open_count = sum(len(chunk.fragments) for chunk in self.open.values())
@@ -278,9 +286,10 @@ class Assembly:
         expected = sorted((chunk.version, worker_id) for worker_id, chunk in self.open.items())
         assert by_version == expected, "A2: version order"
 
-    def _check_order(self, fragments: Sequence[Fragment]) -> None:
-        first_index = fragments[0].fragment_index
-        for place, fragment in enumerate(fragments):
+    def _check_chunk(self, chunk: OpenChunk) -> None:
+        assert len(chunk.fragments) < self.fragments_per_chunk, "A2: length"
+        first_index = chunk.fragments[0].fragment_index
+        for place, fragment in enumerate(chunk.fragments):
             assert fragment.fragment_index == first_index + place, "A1: indices"
             assert place == 0 or not fragment.discontinuity, "A1: discontinuity"
 

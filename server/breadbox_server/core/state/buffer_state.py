@@ -126,7 +126,11 @@ class BufferState:
         if not groups:
             return Assembly(size)
         tickets = Tickets(self._note_tickets_ended)
-        return Groups(size, self._note_group_end, tickets, lambda: self.config.drop_equal)
+        return Groups(
+            *(size, self._note_group_end, tickets, lambda: self.config.drop_equal),
+            lambda fragments: self.discard(fragments, DiscardReason.WORKER_SILENT),
+            self.config.parts_of_complete,
+        )
 
     def _note_tickets_ended(self, end: TicketEnd, count: int) -> None:
         self.counters[TICKETS_ENDED[end]] += count
@@ -144,7 +148,7 @@ class BufferState:
     def version_min(self) -> int:
         """Oldest version that is fresh; not positive while every version is."""
         version = self.model.version
-        if version is None or self.config.stale is StalePolicy.KEEP:
+        if version is None or self.config.stale is StalePolicy.KEEP or self.config.keeps_rows:
             return 0
         return version - self.config.staleness_max
 

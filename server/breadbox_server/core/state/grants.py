@@ -85,7 +85,14 @@ class Grant:
         """Return the steps of each fragment, by rank, or nothing if all shares are alike."""
         if self._step_counts is None:  # Once for all ranks.
             shares = [
-                tuple([each.step_count for part in lease.share for each in part.chunk.fragments])
+                tuple(
+                    [
+                        each.step_count
+                        for part in lease.share
+                        for each in part.chunk.fragments
+                        if not each.part
+                    ]
+                )
                 for lease in self.leases
             ]
             self._step_counts = tuple(shares) if len(set(shares)) > 1 else ()

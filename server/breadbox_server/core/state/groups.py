@@ -3,18 +3,23 @@
 To the rest of the core a group is a worker: `worker_id` names it, `fragment_index` is the member,
 and what was judged of it is remembered member by member.
 
-O1  Members of an open group are different, and below `fragments_per_chunk`.
+O1  Members of an open group are different, and below `fragments_per_chunk`; so are the parts of
+    each (B34).
 O2  A group is open, or has ended with one reason and the number of that end; an open one has at
     least one member.
 O3  Ends stand in order of their numbers.
 O4  A group with a ticket is open, or has no member yet and is not remembered.
+O5  A member is complete if it has each required part.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar, Final
 
+from breadbox_server.core.model.config import MEMBERS_MAX
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import PayloadId, WorkerId
@@ -37,8 +42,103 @@ _UNUSED: Final = {
     EvictionReason.PAYLOAD_LOST: GroupEndReason.LOST,
     EvictionReason.QUARANTINED: GroupEndReason.LOST,
 }
-_MEMBER: Final = attrgetter("fragment_index")
+_KEY: Final = attrgetter("key")
 _END_NUMBER: Final = attrgetter("end_number")
+
+
+class GroupChunk(OpenChunk):
+    """A group that is open: its members, complete or not, with the parts that they have.
+
+    A member without a sequence yet may have a fragment without a payload, for its numbers.
+    """
+
+    __slots__ = ("complete", "members", "numbers", "required")
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        fragments: Sequence[Fragment],
+        touched_at: float,
+        required: Sequence[str],
+    ) -> None:
+        super().__init__(worker_id, list(fragments), touched_at)
+        self.fragments = []
+        self.members: dict[int, dict[str, int]] = {}
+        """Of each member the places of its parts, in the order in which they came."""
+        self.numbers: dict[int, str] = {}
+        """Numbers of each member, from all that came of it."""
+        self.complete: set[int] = set()
+        self.required = required
+        for each in fragments:
+            self.take(each)
+
+    def find(self, key: tuple[int, str]) -> Fragment | None:
+        """Return a part of a member, or None if it has none."""
+        place = self.members.get(key[0], {}).get(key[1])
+        return None if place is None else self.fragments[place]
+
+    def has(self, key: tuple[int, str]) -> bool:
+        """Return whether a member has a part, with a payload."""
+        fragment = self.find(key)
+        return fragment is not None and fragment.payload.size_bytes > 0
+
+    def has_all(self, member: int, more: Set[tuple[int, str]] = frozenset()) -> bool:
+        """Return whether a member is complete, or will be with *more*."""
+        return all([(member, part) in more or self.has((member, part)) for part in self.required])
+
+    def only_merges(self, fragment: Fragment) -> bool:
+        """Return whether nothing of a fragment stays but its numbers."""
+        return not fragment.payload.size_bytes and fragment.fragment_index in self.members
+
+    def take(self, fragment: Fragment) -> None:
+        """Take in a member, a part or numbers; one of the same key goes."""
+        member = fragment.fragment_index
+        if fragment.numbers:
+            known = self.numbers.get(member)
+            self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
+        if self.only_merges(fragment):
+            return
+        places, end = self.members.setdefault(member, {}), len(self.fragments)
+        place = places.setdefault(fragment.part, end)
+        self.fragments[place : place + 1] = [fragment]
+        if self.has_all(member):
+            self.complete.add(member)
+
+    def take_out(self, member: int) -> list[Fragment]:
+        """Take a member out, and return all of it; O(fragments of the group)."""
+        gone = [each for each in self.fragments if each.fragment_index == member]
+        kept = [each for each in self.fragments if each.fragment_index != member]
+        self.fragments = kept
+        self.complete.discard(member)
+        self.members.clear()
+        self.numbers.pop(member, None)
+        for place, each in enumerate(kept):
+            self.members.setdefault(each.fragment_index, {})[each.part] = place
+        return gone
+
+    def whole(self) -> list[Fragment]:
+        """Return its fragments; the first of each member has its numbers."""
+        return self.with_numbers(self.fragments)
+
+    def with_numbers(self, fragments: Sequence[Fragment]) -> list[Fragment]:
+        """Return fragments, the first of each member with its numbers."""
+        seen, found = set[int](), []
+        for each in fragments:
+            member = each.fragment_index
+            numbers = "" if member in seen else self.numbers.get(member, "")
+            seen.add(member)
+            found.append(each if each.numbers == numbers else replace(each, numbers=numbers))
+        return found
+
+
+def merged(known: str, more: str) -> str:
+    """Return numbers with others that are newer."""
+    both: str = _encode(json.loads(known) | json.loads(more))
+    return both
+
+
+_encode: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_NONE: Final[Set[tuple[int, str]]] = frozenset()
 
 
 class Groups(Assembly):
@@ -56,10 +156,20 @@ class Groups(Assembly):
         on_end: Callable[[GroupEndReason], None],
         tickets: Tickets,
         drop_equal: Callable[[], str],
+        on_left_over: Callable[[list[Fragment]], None],
+        required: Sequence[str],
     ) -> None:
-        """Read *drop_equal*, the limit of the buffer, at each delivery: it may change meanwhile."""
+        """Read *drop_equal*, the limit of the buffer, at each delivery: it may change meanwhile.
+
+        *on_left_over* gets what incomplete members of a delivered group have.
+        """
         super().__init__(fragments_per_chunk)
         self.tickets = tickets
+        self.required = required
+        """Parts with which a member is complete; changes only while nothing is open."""
+        self._on_left_over = on_left_over
+        self._names: list[WorkerId] | None = None
+        """Groups by name, or None if one has come or gone since it was asked for."""
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
@@ -68,19 +178,53 @@ class Groups(Assembly):
         found none. Until one of the two changes, another search finds none either."""
 
     def preview(
-        self, worker: Worker | None, fragment: Fragment, reserved_count: int = 0
+        self,
+        worker: Worker | None,
+        fragment: Fragment,
+        reserved: Set[tuple[int, str]] = _NONE,
     ) -> AppendPreview:
-        """Return what `place` would do with a member, once others that are reserved are there."""
+        """Return what `place` would do with a fragment, once others that are reserved are there."""
         if worker is not None and worker.end is not None:
             return AppendPreview(None, 0, closes_chunk=False, end=worker.end)
-        open_chunk = None if worker is None else worker.open_chunk
-        count = reserved_count + (0 if open_chunk is None else len(open_chunk.fragments))
-        ticket = self.tickets.by_group.get(fragment.worker_id)
-        if ticket is None or not ticket.given_back:
-            return CLOSES if count + 1 == self.fragments_per_chunk else GOES_ON
-        if fragment.fragment_index in ticket.given_back:
-            return AppendPreview(None, 0, closes_chunk=False, end=GroupEndReason.GIVEN_BACK)
-        return CLOSES if count + 1 >= self.awaited_count(ticket) else GOES_ON
+        if not self.fragments_per_chunk:
+            return GOES_ON
+        ticket, awaited_count = self.tickets.by_group.get(fragment.worker_id), None
+        if ticket is not None and ticket.given_back:
+            if fragment.fragment_index in ticket.given_back:
+                return AppendPreview(None, 0, closes_chunk=False, end=GroupEndReason.GIVEN_BACK)
+            awaited_count = self.awaited_count(ticket)
+        count = self._count_with(self.chunk_of(worker), fragment, reserved)
+        return CLOSES if count >= (awaited_count or self.fragments_per_chunk) else GOES_ON
+
+    def _count_with(
+        self, chunk: GroupChunk | None, fragment: Fragment, reserved: Set[tuple[int, str]]
+    ) -> int:
+        """Count the members that are complete with a fragment; 0 if it completes none."""
+        member = fragment.fragment_index
+        complete: Set[int] = frozenset() if chunk is None else chunk.complete
+        if (
+            not fragment.payload.size_bytes
+            or fragment.part not in self.required
+            or member in complete
+        ):
+            return 0
+
+        def has_all(member: int, more: Set[tuple[int, str]]) -> bool:
+            if chunk is not None:
+                return chunk.has_all(member, more)
+            return all([(member, part) in more for part in self.required])
+
+        if not has_all(member, {*reserved, fragment.key}) or has_all(member, reserved):
+            return 0
+        if reserved:
+            complete = complete | {each for each, _ in reserved if has_all(each, reserved)}
+        return len(complete) + 1
+
+    @staticmethod
+    def chunk_of(group: Worker | None) -> GroupChunk | None:
+        """Return what is open of a group, or None."""
+        chunk = None if group is None else group.open_chunk
+        return chunk if isinstance(chunk, GroupChunk) else None
 
     def awaited_count(self, ticket: Ticket) -> int:
         """Return how many members a group with a ticket is to have."""
@@ -91,21 +235,69 @@ class Groups(Assembly):
 
         If they are to be dropped as equal, the group's end says so.
         """
-        members = super().place(worker, fragment, now=now)
-        if members is None:
-            ticket, chunk = self.tickets.by_group.get(worker.worker_id), worker.open_chunk
-            if ticket is None or not ticket.given_back or chunk is None:
-                return None
-            is_all = len(chunk.fragments) >= self.awaited_count(ticket)
-            return self.close_partial(worker) if is_all else None
-        self._end_delivered(worker, members, GroupEndReason.COMPLETE)
-        return sorted(members, key=_MEMBER)
+        chunk = self.chunk_of(worker)
+        if chunk is None:
+            self.open_again(worker, [fragment], now)
+            chunk = self.chunk_of(worker)
+            assert chunk is not None, "opened just now"
+        else:
+            before = len(chunk.fragments)
+            chunk.take(fragment)
+            chunk.touched_at = now
+            self.open.move_to_end(worker.worker_id)
+            self.open_fragment_count += len(chunk.fragments) - before
+            if fragment.model_version_min < chunk.version:
+                chunk.version = fragment.model_version_min
+                self._by_version.push((chunk.version, worker.worker_id))
+        count, size = len(chunk.complete), self.fragments_per_chunk
+        if size and count == size:
+            return self._deliver(worker, chunk, GroupEndReason.COMPLETE)
+        ticket = self.tickets.by_group.get(worker.worker_id)
+        if ticket is None or not ticket.given_back or count < self.awaited_count(ticket):
+            return None
+        return self.close_partial(worker)
 
     def close_partial(self, group: Worker) -> list[Fragment]:
-        """End a group with the members that it has, and return them, as `place` does."""
-        members = self.discard(group)
-        self._end_delivered(group, members, GroupEndReason.PARTIAL)
-        return sorted(members, key=_MEMBER)
+        """End a group with the members that are complete, and return them, as `place` does."""
+        chunk = self.chunk_of(group)
+        assert chunk is not None, "it has members"
+        return self._deliver(group, chunk, GroupEndReason.PARTIAL)
+
+    def _deliver(
+        self, group: Worker, chunk: GroupChunk, reason: GroupEndReason
+    ) -> list[Fragment]:
+        fragments = sorted(self.discard(group), key=_KEY)
+        if left_over := [each for each in fragments if each.fragment_index not in chunk.complete]:
+            self._on_left_over(left_over)
+            fragments = [each for each in fragments if each.fragment_index in chunk.complete]
+        members = chunk.with_numbers(fragments)
+        self._end_delivered(group, members, reason)
+        return members
+
+    def drop_row(self, name: WorkerId, member: int) -> list[Fragment]:
+        """Let a row go, and its group with the last one; return all of it, or nothing."""
+        group = self.workers.get(name)
+        chunk = self.chunk_of(group)
+        if group is None or chunk is None or member not in chunk.members:
+            return []
+        if len(chunk.members) == 1:
+            del self.workers[name]
+            self._names = None
+            return self.discard(group)
+        gone = chunk.take_out(member)
+        self.open_fragment_count -= len(gone)
+        version = min([each.model_version_min for each in chunk.fragments])
+        if version != chunk.version:
+            chunk.version = version
+            self._by_version.push((version, name))
+        return gone
+
+    def names_from(self, name: str) -> Iterator[WorkerId]:
+        """Go through the names of open groups, from one on; sorts them if there are others."""
+        if self._names is None:
+            self._names = sorted(self.open)
+        for place in range(bisect_left(self._names, name), len(self._names)):
+            yield self._names[place]
 
     def drop(self, group: Worker, reason: GroupEndReason) -> list[Fragment]:
         """End a group, open or not yet begun, as a whole, and return its members."""
@@ -146,6 +338,7 @@ class Groups(Assembly):
     def discard_all(self) -> list[Fragment]:
         """Give up every open group, the longest silent first, and forget every group."""
         self._ends.clear()
+        self._names = None
         self.none_idle = (-1, -1)
         self.tickets.end_all(TicketEnd.SESSION_ENDED)
         return super().discard_all()
@@ -153,7 +346,17 @@ class Groups(Assembly):
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
         """Open a group, behind those that are open."""
         super().put(worker, open_chunk)
+        self._names = None
         self.tickets.unbegun.pop(worker.worker_id, None)
+
+    def discard(self, worker: Worker) -> list[Fragment]:
+        """Give up an open group, and return its fragments."""
+        self._names = None
+        return super().discard(worker)
+
+    def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
+        """Open a group with the fragments that it has."""
+        self.put(worker, GroupChunk(worker.worker_id, fragments, touched_at, self.required))
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a group that has ended, and its end."""
@@ -184,11 +387,12 @@ class Groups(Assembly):
 
     def longest_silent(self, now: float) -> Iterator[OpenGroup]:
         """Describe the open groups that had no member for the longest time."""
-        for chunk in list(self.open.values())[:SHOWN_MAX]:
+        for chunk in list(self.open.values())[:SHOWN_MAX] if self.fragments_per_chunk else ():
+            assert isinstance(chunk, GroupChunk), "of groups"
             yield self._described(chunk, now)
 
-    def _described(self, chunk: OpenChunk, now: float) -> OpenGroup:
-        there = {each.fragment_index for each in chunk.fragments}
+    def _described(self, chunk: GroupChunk, now: float) -> OpenGroup:
+        there = chunk.complete
         lacking = [each for each in range(self.fragments_per_chunk) if each not in there]
         return OpenGroup(
             chunk.worker_id, len(there), tuple(lacking[:SHOWN_MAX]), now - chunk.touched_at
@@ -225,13 +429,20 @@ class Groups(Assembly):
             assert (name in self.tickets.unbegun) == (name not in self.open), "O4: begun"
             assert name in self.open or name not in self.workers, "O4: a ticket of an ended group"
 
-    def _check_order(self, fragments: Sequence[Fragment]) -> None:
-        members = {each.fragment_index for each in fragments}
-        assert len(members) == len(fragments), "O1: a member twice"
-        assert max(members) < self.fragments_per_chunk, "O1: members"
+    def _check_chunk(self, chunk: OpenChunk) -> None:
+        assert isinstance(chunk, GroupChunk), "O1: a group"
+        keys = {each.key for each in chunk.fragments}
+        assert len(keys) == len(chunk.fragments), "O1: a part twice"
+        size = self.fragments_per_chunk
+        assert max(chunk.members) < (size or MEMBERS_MAX), "O1: members"
+        placed = {(m, part): at for m, parts in chunk.members.items() for part, at in parts.items()}
+        assert placed == {each.key: at for at, each in enumerate(chunk.fragments)}, "O1: places"
+        assert chunk.complete == {each for each in chunk.members if chunk.has_all(each)}, "O5"
+        assert not size or len(chunk.complete) < size, "A2: length"
 
 
 def _agree(members: Sequence[Fragment], name: str) -> bool:
     """Return whether all members have a number of a name, and it is the same."""
-    first, *others = [json.loads(each.numbers or "{}").get(name) for each in members]
+    heads = [each for each in members if not each.part]
+    first, *others = [json.loads(each.numbers or "{}").get(name) for each in heads]
     return first is not None and all(each == first for each in others)

@@ -55,7 +55,8 @@ class PayloadLedger:
             payload, worker_id = fragment.payload, fragment.worker_id
             del self.owners[payload.payload_id]
             self.referred_bytes -= payload.size_bytes
-            self.disposable.append(payload)
+            if payload.size_bytes:  # Else it is numbers alone.
+                self.disposable.append(payload)
             left = counts[worker_id] - 1
             if left:
                 counts[worker_id] = left

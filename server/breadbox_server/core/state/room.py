@@ -28,8 +28,8 @@ class Tail:
     next_index: int = 0
     open_count: int = 0
     reserved_count: int = 0
-    members: set[int] | None = None
-    """The members that are reserved, if it is of a group."""
+    members: set[tuple[int, str]] | None = None
+    """The members, and parts of them, that are reserved, if it is of a group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,8 @@ class Room:
         if fragment.worker_id not in self.tails:
             return assembly.preview(worker, fragment)
         if isinstance(assembly, Groups):
-            return assembly.preview(worker, fragment, self.tails[fragment.worker_id].reserved_count)
+            reserved = self.tails[fragment.worker_id].members
+            return assembly.preview(worker, fragment, reserved or frozenset())
         opened = self.open_count(worker, fragment)
         return CLOSES if opened + 1 == assembly.fragments_per_chunk else GOES_ON
 
@@ -90,7 +91,7 @@ class Room:
         """Return whether a fragment can be judged only once another one is settled."""
         tail = self.tails.get(fragment.worker_id)
         if tail is not None and tail.members is not None:
-            return fragment.fragment_index in tail.members
+            return fragment.key in tail.members
         return tail is not None and fragment.fragment_index < tail.next_index
 
     def add(
@@ -108,10 +109,10 @@ class Room:
             worker_id, index = fragment.worker_id, fragment.fragment_index
             tail = self.tails.get(worker_id)
             if tail is None:
-                members = set[int]() if self.in_any_order else None
+                members = set[tuple[int, str]]() if self.in_any_order else None
                 tail = self.tails[worker_id] = Tail(members=members)
-            if tail.members is not None:
-                tail.members.add(index)
+            if tail.members is not None and fragment.payload.size_bytes:
+                tail.members.add(fragment.key)
             tail.next_index = index + 1
             tail.open_count = open_count or 0
             tail.reserved_count += 1
@@ -137,7 +138,7 @@ class Room:
             tail = self.tails[fragment.worker_id]
             tail.reserved_count -= 1
             if tail.members is not None:
-                tail.members.discard(fragment.fragment_index)
+                tail.members.discard(fragment.key)
             if not tail.reserved_count:
                 del self.tails[fragment.worker_id]
         self._by_expiry.compact(len(self.reservations))

@@ -146,6 +146,7 @@ _FORMS: Final[dict[str, MessageMapping[Any, Any]]] = {
     "tickets_given": _form(pb.TicketsGiven, core.TicketsGiven, names={"lease_seconds": "lease_s"}),
     "ticket_renewed": _form(pb.TicketRenewed, inputs.RenewTicket),
     "ticket_given_back": _form(pb.TicketGivenBack, inputs.GiveBackTicket),
+    "members_dropped": _form(pb.MembersDropped, inputs.DropMembers),
     "grant_made": _form(pb.GrantMade, core.GrantMade, names={"lease_seconds": "leases_s"}),
     "session_started": _form(pb.SessionStarted, inputs.StartSession, reads=_SESSION),
     "session_ended": _form(pb.SessionEnded, inputs.EndSession, reads=_SESSION),

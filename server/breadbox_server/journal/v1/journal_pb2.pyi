@@ -42,7 +42,7 @@ class Turn(_message.Message):
     def __init__(self, version: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted", "time_passed", "tickets_given", "ticket_renewed", "ticket_given_back")
+    __slots__ = ("now", "buffer", "buffer_created", "fragment_admitted", "fragment_stale", "fragments_admitted", "grant_made", "session_started", "session_ended", "model_published", "lease_renewed", "lease_released", "grant_undone", "payloads_dropped", "unreadable_reported", "buffer_updated", "buffer_deleted", "schema_told", "priorities_updated", "subscription_created", "chunks_acknowledged", "subscription_deleted", "time_passed", "tickets_given", "ticket_renewed", "ticket_given_back", "members_dropped")
     NOW_FIELD_NUMBER: _ClassVar[int]
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     BUFFER_CREATED_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Entry(_message.Message):
     TICKETS_GIVEN_FIELD_NUMBER: _ClassVar[int]
     TICKET_RENEWED_FIELD_NUMBER: _ClassVar[int]
     TICKET_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     now: float
     buffer: str
     buffer_created: BufferCreated
@@ -95,7 +96,8 @@ class Entry(_message.Message):
     tickets_given: TicketsGiven
     ticket_renewed: TicketRenewed
     ticket_given_back: TicketGivenBack
-    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ..., time_passed: _Optional[_Union[TimePassed, _Mapping]] = ..., tickets_given: _Optional[_Union[TicketsGiven, _Mapping]] = ..., ticket_renewed: _Optional[_Union[TicketRenewed, _Mapping]] = ..., ticket_given_back: _Optional[_Union[TicketGivenBack, _Mapping]] = ...) -> None: ...
+    members_dropped: MembersDropped
+    def __init__(self, now: _Optional[float] = ..., buffer: _Optional[str] = ..., buffer_created: _Optional[_Union[BufferCreated, _Mapping]] = ..., fragment_admitted: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragment_stale: _Optional[_Union[_fragment_pb2.FragmentMetadata, _Mapping]] = ..., fragments_admitted: _Optional[_Union[FragmentRun, _Mapping]] = ..., grant_made: _Optional[_Union[GrantMade, _Mapping]] = ..., session_started: _Optional[_Union[SessionStarted, _Mapping]] = ..., session_ended: _Optional[_Union[SessionEnded, _Mapping]] = ..., model_published: _Optional[_Union[ModelPublished, _Mapping]] = ..., lease_renewed: _Optional[_Union[LeaseRenewed, _Mapping]] = ..., lease_released: _Optional[_Union[LeaseReleased, _Mapping]] = ..., grant_undone: _Optional[_Union[GrantUndone, _Mapping]] = ..., payloads_dropped: _Optional[_Union[PayloadsDropped, _Mapping]] = ..., unreadable_reported: _Optional[_Union[UnreadableReported, _Mapping]] = ..., buffer_updated: _Optional[_Union[BufferUpdated, _Mapping]] = ..., buffer_deleted: _Optional[_Union[BufferDeleted, _Mapping]] = ..., schema_told: _Optional[_Union[SchemaTold, _Mapping]] = ..., priorities_updated: _Optional[_Union[PrioritiesUpdated, _Mapping]] = ..., subscription_created: _Optional[_Union[SubscriptionCreated, _Mapping]] = ..., chunks_acknowledged: _Optional[_Union[ChunksAcknowledged, _Mapping]] = ..., subscription_deleted: _Optional[_Union[SubscriptionDeleted, _Mapping]] = ..., time_passed: _Optional[_Union[TimePassed, _Mapping]] = ..., tickets_given: _Optional[_Union[TicketsGiven, _Mapping]] = ..., ticket_renewed: _Optional[_Union[TicketRenewed, _Mapping]] = ..., ticket_given_back: _Optional[_Union[TicketGivenBack, _Mapping]] = ..., members_dropped: _Optional[_Union[MembersDropped, _Mapping]] = ...) -> None: ...
 
 class BufferCreated(_message.Message):
     __slots__ = ("limits", "draw_seed")
@@ -257,6 +259,14 @@ class TicketGivenBack(_message.Message):
     member: int
     def __init__(self, group: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
 
+class MembersDropped(_message.Message):
+    __slots__ = ("groups", "members")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedScalarFieldContainer[str]
+    members: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, groups: _Optional[_Iterable[str]] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SchemaTold(_message.Message):
     __slots__ = ("session_id", "hash", "schema")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -290,7 +300,7 @@ class BufferLimits(_message.Message):
     def __init__(self, config: _Optional[_Union[_buffer_pb2.BufferConfig, _Mapping]] = ..., outcomes_per_worker_max: _Optional[int] = ..., requests_remembered_max: _Optional[int] = ..., retry_delay_seconds: _Optional[float] = ...) -> None: ...
 
 class FragmentColumns(_message.Message):
-    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash", "priority", "numbers")
+    __slots__ = ("worker_id", "fragment_index", "session_id", "model_version_min", "model_version_max", "discontinuity", "step_count", "payload_id", "size_bytes", "piece_size_bytes", "schema_hash", "priority", "numbers", "part", "replaces")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +314,8 @@ class FragmentColumns(_message.Message):
     SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
     worker_id: StringColumn
     fragment_index: _containers.RepeatedScalarFieldContainer[int]
     session_id: StringColumn
@@ -317,7 +329,9 @@ class FragmentColumns(_message.Message):
     schema_hash: _containers.RepeatedScalarFieldContainer[int]
     priority: _containers.RepeatedScalarFieldContainer[float]
     numbers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ..., numbers: _Optional[_Iterable[str]] = ...) -> None: ...
+    part: _containers.RepeatedScalarFieldContainer[str]
+    replaces: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, worker_id: _Optional[_Union[StringColumn, _Mapping]] = ..., fragment_index: _Optional[_Iterable[int]] = ..., session_id: _Optional[_Union[StringColumn, _Mapping]] = ..., model_version_min: _Optional[_Iterable[int]] = ..., model_version_max: _Optional[_Iterable[int]] = ..., discontinuity: _Optional[_Iterable[bool]] = ..., step_count: _Optional[_Iterable[int]] = ..., payload_id: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., piece_size_bytes: _Optional[_Iterable[int]] = ..., schema_hash: _Optional[_Iterable[int]] = ..., priority: _Optional[_Iterable[float]] = ..., numbers: _Optional[_Iterable[str]] = ..., part: _Optional[_Iterable[str]] = ..., replaces: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class StringColumn(_message.Message):
     __slots__ = ("strings", "places")

@@ -1,0 +1,164 @@
+"""Attach parts to members of open groups; list, read and drop rows, as operations for both clients.
+
+A call is repeated as any other: the same part again is a duplicate, numbers are set, not added to,
+and what is dropped stays so.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from breadbox.model import errors
+from breadbox.model.fragment import Part
+from breadbox.model.fragment import Sequence as TokenSequence
+from breadbox.model.options import WAIT_S_MAX_PER_CALL
+from breadbox.model.types import (
+    AdmissionOutcome,
+    AppendResult,
+    FragmentReference,
+    LeaseGrant,
+    MemberDescription,
+    MembersRead,
+    ReleaseMode,
+)
+from breadbox.operations import calls, operations
+from breadbox.operations.operations import Context, Operation
+from breadbox.wire import conversion as wire
+
+KEYS_MAX: Final = 4096
+"""Parts, or keys, of one call."""
+TOKENS: Final = "tokens"
+"""Name of the part that a sequence is."""
+Key = tuple[str, int]
+
+
+def attach(
+    context: Context, buffer: str, parts: Part | Iterable[Part], *, replace: bool = False
+) -> Operation[list[AppendResult]]:
+    """Attach parts; raise what the first refused one says once all were judged."""
+    sent = [parts] if isinstance(parts, Part) else list(parts)
+    results = yield from operations.append_many(
+        context, buffer, sent, replaces=replace, count_max=KEYS_MAX
+    )
+    for part, result in zip(sent, results, strict=True):
+        if result.outcome is AdmissionOutcome.PART_CONFLICT:
+            raise errors.PartConflictError(part.group, part.member, part.name)
+        if result.outcome is AdmissionOutcome.GROUP_ENDED:
+            raise errors.GroupEndedError(part.group, result.group_end.value)
+        if result.outcome is AdmissionOutcome.WRONG_SESSION:
+            raise errors.SessionEndedError(part.session_id, "")
+    return results
+
+
+def members(context: Context, buffer: str, prefix: str) -> Operation[list[MemberDescription]]:
+    """List all members of open groups whose names begin with a prefix."""
+    found: list[MemberDescription] = []
+    after: Key | None = None
+    while True:
+        call = calls.list_members(buffer, prefix, after)
+        page, after = yield from operations.invoke(context, call)
+        found += page
+        if after is None:
+            return found
+
+
+def read_members(
+    context: Context, buffer: str, keys: Sequence[Key], parts: Sequence[str] | None
+) -> Operation[list[dict[str, Any]]]:
+    """Read the arrays of members, each as one dict; raise MemberNotFoundError if one lacks."""
+    wanted = [] if parts is None else list(dict.fromkeys(parts))
+    if parts is not None and not wanted:
+        raise errors.InvalidRequestError("parts", "must name a part, or be None for all")
+    read: list[dict[str, Any]] = []
+    inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
+    while len(read) < len(keys):
+        asked = keys[len(read) : len(read) + KEYS_MAX]
+        call = calls.read_members(buffer, asked, wanted, **inline)
+        found = yield from operations.invoke(context, call)
+        try:
+            by_key = _checked(asked, found, wanted)
+            stored = []
+            if found.references:
+                stored = yield from operations.load_fragments(context, found.references, None, None)
+        finally:
+            if found.lease_id is not None:
+                yield from _release(context, buffer, found.lease_id)
+        loaded = iter(stored)
+        read += [_joined(islice(loaded, len(each))) for each in by_key]
+    return read
+
+
+def _checked(
+    keys: Sequence[Key], found: MembersRead, wanted: Sequence[str]
+) -> list[list[FragmentReference]]:
+    references = iter(found.references)
+    by_key = []
+    for (group, member), count in zip(keys, found.part_counts, strict=False):
+        if count < 0:
+            raise errors.MemberNotFoundError(group, member)
+        held = list(islice(references, count))
+        names = {each.metadata.part or TOKENS for each in held}
+        for part in wanted:
+            if part not in names:
+                raise errors.MemberNotFoundError(group, member, part)
+        by_key.append(held)
+    if not by_key:
+        raise errors.InternalError("the server read none of the members asked for")
+    return by_key
+
+
+def _joined(stored: Iterator[Any]) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    for each in stored:
+        is_sequence = isinstance(each, TokenSequence)
+        both = (each.context, each.tokens) if is_sequence else each.values()
+        for named in both:
+            arrays |= named
+    return arrays
+
+
+def _release(context: Context, buffer: str, lease_id: str) -> Operation[None]:
+    """End a read lease; without an answer it expires."""
+    call = calls.release_lease(buffer, lease_id, ReleaseMode.CONSUMED)
+    try:
+        yield from operations.invoke_once(context, call)
+    except errors.ReplayBufferError:
+        return
+
+
+def claim(
+    context: Context,
+    buffer: str,
+    lacking: str,
+    count: int,
+    max_wait_s: float | None,
+    lease_s: float | None,
+) -> Operation[LeaseGrant]:
+    """Claim members that lack a part; raise WaitElapsedError if the wait is over without any."""
+    if max_wait_s is not None:
+        wire.duration("max_wait_s", max_wait_s)
+    started_at = context.now()
+    until = started_at + (math.inf if max_wait_s is None else max_wait_s)
+    inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
+
+    def next_call(now: float) -> calls.Call[LeaseGrant | str]:
+        left_s = min(max(until - now, 0.0), WAIT_S_MAX_PER_CALL)
+        return calls.claim_members(buffer, lacking, count, left_s, lease_s, **inline)
+
+    while True:
+        answer, _ = yield from operations.repeat(context, next_call)
+        if isinstance(answer, LeaseGrant):
+            return answer
+        now = context.now()
+        if until - now < operations.INSTANT_S:
+            raise errors.WaitElapsedError(now - started_at, answer, "a member")
+
+
+def drop_members(context: Context, buffer: str, keys: Iterable[Key]) -> Operation[int]:
+    """Drop rows, and return how many there were."""
+    named, count = list(keys), 0
+    for start in range(0, len(named), KEYS_MAX):
+        call = calls.drop_members(buffer, named[start : start + KEYS_MAX])
+        count += yield from operations.invoke(context, call)
+    return count

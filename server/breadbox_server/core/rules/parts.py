@@ -1,0 +1,174 @@
+"""Parts of members: attached by any producer, listed, read, and dropped with their rows (B34).
+
+A part has no steps (`step_count` is 0) and makes nothing stale. A fragment without steps and
+without a name has numbers alone, which are merged into those of its member.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from breadbox_server.core.model import errors, inputs
+from breadbox_server.core.model.config import PARTS_MAX, TOKENS
+from breadbox_server.core.model.events import DiscardReason
+from breadbox_server.core.model.ids import WorkerId
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
+from breadbox_server.core.state.assembly import Worker
+from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.groups import GroupChunk, Groups, merged
+
+NUMBERS_MAX: Final = 16
+"""Numbers of a member, from all that was attached."""
+_AGAIN: Final = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
+
+
+class MemberSeen(NamedTuple):
+    """A member of an open group, with the names of its parts in the order in which they came."""
+
+    group: WorkerId
+    member: int
+    parts: tuple[str, ...]
+    numbers: str
+
+
+def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment | None:
+    """Return the fragment that makes another one a duplicate, or a conflict; None if it is new."""
+    chunk = groups.chunk_of(worker)
+    found = None if chunk is None else chunk.find(fragment.key)
+    if chunk is None or found is None or not found.payload.size_bytes:
+        return None
+    if not fragment.payload.size_bytes:
+        return None
+    if fragment.replaces and not groups.fragments_per_chunk:
+        numbers = chunk.numbers.get(fragment.fragment_index, "")
+        is_same = found.schema_hash == fragment.schema_hash
+        brings = fragment.numbers and merged(numbers or "{}", fragment.numbers) != numbers
+        return found if is_same and not brings else None
+    return found
+
+
+def again(known: Fragment, fragment: Fragment) -> Appended:
+    """Answer a fragment with the key of a known one."""
+    if fragment.part and known.schema_hash != fragment.schema_hash:
+        return Appended(AdmissionOutcome.PART_CONFLICT)
+    return _AGAIN
+
+
+def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None:
+    """Refuse a part where there are no groups, and one too many of a member."""
+    groups = state.assembly
+    if not isinstance(groups, Groups):
+        raise errors.InvalidArgumentError("part", "is for buffers with `assembly` groups alone")
+    if fragment.replaces and groups.fragments_per_chunk:
+        raise errors.InvalidArgumentError(
+            "replaces", "is for buffers of rows, whose `fragments_per_chunk` is 0"
+        )
+    chunk, member = groups.chunk_of(worker), fragment.fragment_index
+    if chunk is None or member not in chunk.members:
+        return
+    count = len(chunk.members[member].keys() | {fragment.part})
+    if count > PARTS_MAX:
+        raise errors.InvalidArgumentError(
+            "part", f"is one of {count} of its member; the limit is {PARTS_MAX}"
+        )
+    numbers = chunk.numbers.get(member)
+    if numbers and fragment.numbers:
+        count = len(json.loads(numbers).keys() | json.loads(fragment.numbers).keys())
+        if count > NUMBERS_MAX:
+            raise errors.InvalidArgumentError(
+                "numbers", f"are {count} with those of its member; the limit is {NUMBERS_MAX}"
+            )
+
+
+def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragment | None:
+    """Return what an admitted fragment replaces, or itself if only its numbers are to stay."""
+    assert isinstance(state.assembly, Groups), "parts are of groups"
+    chunk = state.assembly.chunk_of(worker)
+    if chunk is None:
+        return None
+    return fragment if chunk.only_merges(fragment) else chunk.find(fragment.key)
+
+
+def drop(state: BufferState, input: inputs.DropMembers, *, now: float) -> int:
+    """Let rows go by their keys."""
+    groups = _rows(state)
+    keys, gone = [], list[Fragment]()
+    for name, member in zip(input.groups, input.members, strict=True):
+        if row := groups.drop_row(name, member):
+            keys.append((name, member))
+            gone += row
+    if keys:
+        state.discard(gone, DiscardReason.DROPPED)
+        names, members = zip(*keys, strict=True)
+        state.shared.record(inputs.DropMembers(input.buffer, names, members), now)
+    state.tell_disposable()
+    return len(keys)
+
+
+def _rows(state: BufferState) -> Groups:
+    if not isinstance(state.assembly, Groups) or not state.config.keeps_rows:
+        raise errors.InvalidArgumentError(
+            "buffer", "keeps no rows: that needs `assembly` groups and `fragments_per_chunk` 0"
+        )
+    return state.assembly
+
+
+def listed(
+    state: BufferState, prefix: str, after: tuple[str, int], count_max: int
+) -> list[MemberSeen]:
+    """List the first members of open groups after a key, whose names begin so, in order."""
+    return list(islice(_members(state, prefix, after), count_max))
+
+
+def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterator[MemberSeen]:
+    groups = state.assembly
+    for name in groups.names_from(max(prefix, after[0])) if isinstance(groups, Groups) else ():
+        if not name.startswith(prefix):
+            return
+        chunk = groups.chunk_of(groups.workers.get(name))
+        assert chunk is not None, "it is open"
+        for member in sorted(chunk.members):
+            if (name, member) > after:
+                parts = [
+                    part or TOKENS for part in chunk.members[member] if chunk.has((member, part))
+                ]
+                yield MemberSeen(name, member, tuple(parts), chunk.numbers.get(member, ""))
+
+
+def lacking(
+    state: BufferState, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+) -> list[list[Fragment]]:
+    """Return members that lack a part and have their sequences, each with all of its parts.
+
+    Those of the longest silent group come first; O(members of open groups).
+    """
+    taken: list[list[Fragment]] = []
+    groups = state.assembly
+    for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
+        assert isinstance(chunk, GroupChunk), "of groups"
+        for member, places in chunk.members.items():
+            if len(taken) >= count_max:
+                return taken
+            if part in places or not chunk.has((member, "")) or not may_take(name, member):
+                continue
+            held = [chunk.fragments[place] for _, place in sorted(places.items())]
+            taken.append(chunk.with_numbers(held))
+    return taken
+
+
+def found(
+    state: BufferState, group: WorkerId, member: int, parts: Collection[str]
+) -> Sequence[Fragment] | None:
+    """Return the parts of a member, of these names or all, or None if it is not there."""
+    groups = state.assembly
+    if not isinstance(groups, Groups):
+        return None
+    chunk = groups.chunk_of(groups.workers.get(group))
+    if chunk is None or member not in chunk.members:
+        return None
+    return [
+        chunk.fragments[place]
+        for part, place in chunk.members[member].items()
+        if chunk.has((member, part)) and (not parts or (part or TOKENS) in parts)
+    ]
