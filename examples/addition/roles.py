@@ -1,15 +1,16 @@
 """Generator, verifier and learner: each a process, on any machine that reaches the server."""
 
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 import torch
 from model import NEW, PROMPT_LENGTH, Transformer, prompt, reward_of, warm_up, without_padding
 
 import breadbox
-from breadbox.errors import SessionEndedError
+from breadbox.errors import GroupEndedError, SessionEndedError
 from breadbox.types import PackedBatch
 
 BUFFER, MEMBERS, GROUPS = "sums", 8, 16
@@ -18,6 +19,7 @@ CONFIG = breadbox.BufferConfig.preset(
     fragments_per_chunk=MEMBERS,  # Answers to one question.
     groups_per_version=GROUPS,  # Questions of one update.
     lead_versions=1,  # Generators begin groups for this update and for the next.
+    required_parts=("tokens", "reward"),  # An answer counts once the verifier has judged it.
     drop_equal="reward",  # Nothing is learned from a group that is all right, or all wrong.
     lease_s=20.0,  # What a killed learner had fetched comes back that soon.
 )
@@ -71,13 +73,34 @@ def answers(
                     "ids": ids[: len(known)].numpy(),
                     "log_prob": log_prob[: len(known)].numpy(),
                 },
-                numbers={"reward": reward_of(known)},
                 model_version_min=version,
                 model_version_max=version,
                 session_id=session_id,
             )
         )
     return sequences
+
+
+def verify(address: str) -> None:
+    """Claim answers that nothing has judged, and attach their rewards."""
+    with connect(address) as client:
+        while True:
+            # Members of a verifier that is killed can be claimed again after 5 s.
+            with client.claim(lacking="reward", count=128, max_wait_s=None, lease_s=5) as claim:
+                with suppress(GroupEndedError):  # Its group became too stale meanwhile.
+                    client.attach([judged(sequence) for sequence in claim.sequences()])
+
+
+def judged(sequence: breadbox.Sequence) -> breadbox.Part:
+    reward = reward_of(sequence.tokens["ids"].tolist())
+    return breadbox.Part(
+        sequence.group,
+        sequence.member,
+        "reward",
+        arrays={"reward_by_rule": np.array([reward], np.float32)},
+        numbers={"reward": reward},
+        session_id=sequence.session_id,
+    )
 
 
 class Run:

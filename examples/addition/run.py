@@ -1,11 +1,12 @@
-"""Teach a transformer to add two-digit numbers by GRPO.
+"""Teach a transformer to add two-digit numbers by GRPO, with rewards from a verifier.
 
-    python examples/addition/run.py                        # a server, two generators, the learner
+    python examples/addition/run.py            # a server, two generators, a verifier, the learner
 
 Each part may be killed at any time: it is started again, and the run goes on. So does the whole
 program, by the same command. With a `breadbox serve` somewhere, the same on any machines:
 
     python examples/addition/run.py learn HOST:50051
+    python examples/addition/run.py verify HOST:50051
     python examples/addition/run.py generate HOST:50051    # as often as you like
 """
 
@@ -19,7 +20,7 @@ import time
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from roles import Run, generate, learn
+from roles import Run, generate, learn, verify
 
 from breadbox.local import ServerProcess, start_server
 
@@ -94,6 +95,7 @@ def run(options: argparse.Namespace) -> None:
         try:
             print(f"server: process {server.process_id}, {server.address}", flush=True)
             parts.append(Part("learner", learn, server.address, folder, *goal))
+            parts.append(Part("verifier", verify, server.address))
             for number in range(1, options.generators + 1):
                 parts.append(Part(f"generator {number}", generate, server.address))
             watch(server, parts)
@@ -129,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=["generate", "learn"])
+    parser.add_argument("part", nargs="?", choices=["generate", "verify", "learn"])
     parser.add_argument("address", nargs="?", help="HOST:PORT of the server of a part")
     parser.add_argument("--folder", type=Path, default=Path("runs/addition"))
     parser.add_argument("--seed", type=int, default=0, help="of a new run")
@@ -141,6 +143,8 @@ def main() -> None:
         parser.error("a part needs the address of its server, such as `learn localhost:50051`")
     if options.part == "generate":
         generate(options.address)
+    elif options.part == "verify":
+        verify(options.address)
     elif options.part == "learn":
         learn(options.address, options.folder, options.seed, options.versions, options.target)
     else:

@@ -87,8 +87,10 @@ def roles(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def append_groups(roles: ModuleType, client: breadbox.Client, run: Any, names: list[str]) -> None:
     """Append groups in each of which one answer of eight is right."""
     for each in roles.answers(run.model, names, run.version, run.session_id):
-        each.numbers = {"reward": float(each.member == 0)}
         client.append(each)
+        part = roles.judged(each)
+        part.numbers = {"reward": float(each.member == 0)}
+        client.attach(part)
 
 
 def test_groups_that_a_killed_learner_had_saved_are_not_trained_on_again(
@@ -137,7 +139,7 @@ def test_a_run_goes_on_after_ctrl_c_and_after_its_processes_were_killed(tmp_path
     first = Program(tmp_path, *options)
     for line in first.lines():
         if line.startswith("version 1:"):
-            first.kill("generator 1")
+            first.kill("generator 1", "verifier")
         if line.startswith("version 5:"):
             first.interrupt()
     assert 130 == first.wait(), first.said
@@ -171,7 +173,7 @@ def test_it_learns_as_much_if_any_process_is_killed_at_any_time(tmp_path: Path) 
         program = Program(tmp_path, "--target", str(LEARNED))
         for _ in program.lines():
             # As often as it says something; and it says something when a process is started anew.
-            if rng.random() < 0.3 and len(program.processes) == 5:
+            if rng.random() < 0.3 and len(program.processes) == 6:
                 time.sleep(rng.uniform(0, 1))  # Anywhere in what comes between two lines.
                 program.kill(rng.choice(list(program.processes)))
         status, said = program.wait(), said + program.said
