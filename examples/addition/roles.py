@@ -85,10 +85,11 @@ def verify(address: str) -> None:
     """Claim answers that nothing has judged, and attach their rewards."""
     with connect(address) as client:
         while True:
-            # Members of a verifier that is killed can be claimed again after 5 s.
-            with client.claim(lacking="reward", count=128, max_wait_s=None, lease_s=5) as claim:
-                with suppress(GroupEndedError):  # Its group became too stale meanwhile.
-                    client.attach([judged(sequence) for sequence in claim.sequences()])
+            # What a killed verifier had claimed can be claimed again after 5 s.
+            claimed = client.claim(lacking="reward", count=128, max_wait_s=None, lease_s=5)
+            ended = GroupEndedError, SessionEndedError  # Meanwhile: the answer is of no use now.
+            with claimed as claim, suppress(*ended):
+                client.attach([judged(sequence) for sequence in claim.sequences()])
 
 
 def judged(sequence: breadbox.Sequence) -> breadbox.Part:

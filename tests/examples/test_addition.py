@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(660
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "addition"
 LEARNED = 0.45
-"""Share of held-out sums; the warm-up ends at about 0.3."""
+"""Share of held-out sums that a run is to reach although it is killed. It begins at about 0.3."""
 
 
 class Program:
@@ -157,11 +157,11 @@ def test_a_run_goes_on_after_ctrl_c_and_after_its_processes_were_killed(tmp_path
 
 
 @pytest.mark.long
-def test_it_learns_without_being_killed(tmp_path: Path) -> None:
-    program = Program(tmp_path, "--target", str(LEARNED))
+def test_it_ends_at_60_percent_of_sums_that_it_never_trains_on(tmp_path: Path) -> None:
+    program = Program(tmp_path)
     assert 0 == watched(program, {}), program.said
     reached = accuracies(program.said)
-    assert reached[0] < LEARNED <= reached[-1], program.said
+    assert reached[0] < LEARNED < 0.6 <= reached[-1], program.said
 
 
 @pytest.mark.long
