@@ -4,6 +4,7 @@ Method: it is run as a reader runs it. Its processes are killed by the ids that 
 learner's file says which groups were trained on.
 """
 
+import importlib
 import os
 import random
 import re
@@ -69,17 +70,17 @@ def accuracies(said: str) -> list[float]:
 
 
 def trained_in(folder: Path) -> list[str]:
-    return torch.load(folder / "learner.pt", weights_only=True)["trained"]
+    saved = torch.load(folder / "learner.pt", weights_only=True)
+    return list(saved["trained"])
 
 
 @pytest.fixture
 def roles(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The example's module of parts, whose learner is not warmed up."""
     monkeypatch.syspath_prepend(EXAMPLE)
-    import roles
-
-    monkeypatch.setattr(roles, "warm_up", lambda model, seed: None)
-    yield roles
+    module = importlib.import_module("roles")
+    monkeypatch.setattr(module, "warm_up", lambda model, seed: None)
+    yield module
     for name in ("roles", "model"):
         del sys.modules[name]
 
