@@ -64,6 +64,7 @@ RUN = {
 NOT_HERE = {
     "README.md#2": "pip and the whole test run; tests/dist and `make smoke` run the demo",
     "CONTRIBUTING.md#set-up": "a clone and the whole test run",
+    "docs/agents.md#add": "tests/examples/test_addition.py",
     "docs/agents.md#serve": "never ends; tests/integration/test_groups.py starts one",
     "docs/learner-cookbook.md#repeat": "never ends; tests/learner/test_repeatable.py",
     "docs/my-learner.md#start": "tests/examples/test_my_learner.py",
