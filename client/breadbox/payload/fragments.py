@@ -145,7 +145,7 @@ class Schema(NamedTuple):
 
     hash: int
     message: schema_pb2.Schema | None
-    """None for a part, whose hash is that of its bytes."""
+    """None for a part: its hash is that of its bytes."""
 
 
 class Written(NamedTuple):
