@@ -401,7 +401,7 @@ class Client(ProcessBound):
             print(row.group, row.member, row.parts, row.numbers)
         ```
 
-        Returns those of groups whose names begin with `prefix`, in order of group and member, page
+        Returns those of groups with names that begin with `prefix`, by group and member, page
         by page: one that comes or goes meanwhile may be listed or not.
         """
         return self._run(members.members, buffer, prefix)

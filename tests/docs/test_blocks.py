@@ -143,6 +143,23 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
         server.__exit__(None, None, None)
 
 
+def with_rows(place: str) -> None:
+    """Run a block beside a buffer of rows, and one of members that lack a reward."""
+    groups = breadbox.AssemblyPolicy.GROUPS
+    with breadbox.local_server() as client:
+        rows = breadbox.BufferConfig(assembly=groups, fragments_per_chunk=0)
+        verified = breadbox.BufferConfig.preset(
+            "groups", fragments_per_chunk=2, required_parts="tokens,reward"
+        )
+        for name, config in (("rows", rows), ("verified", verified)):
+            client.create_buffer(name, config)
+            client.start_session("run", buffer=name)
+        client.append(sequence("g", 0, 3), buffer="verified")
+        part = breadbox.Part("row-1", 0, "ids", {"ids": np.arange(3)})
+        client.attach(part, buffer="rows")
+        run(place, client=client, breadbox=breadbox, np=np)
+
+
 def with_groups(place: str) -> None:
     """Run a block beside a buffer of two complete groups, as the page makes it."""
     with breadbox.local_server() as client:
@@ -429,6 +446,21 @@ HERE: dict[str, Callable[[], None]] = {
         place: partial(with_tickets, place)
         for place in (
             *("client/breadbox/lease.py#Ticket", "client/breadbox/lease.py#Ticket.give_back"),
+        )
+    },
+    "docs/agents.md#parts": lambda: with_fragments("docs/agents.md#parts"),
+    "docs/agents.md#rows": lambda: with_fragments("docs/agents.md#rows"),
+    "client/breadbox/model/fragment.py#Part": lambda: with_rows(
+        "client/breadbox/model/fragment.py#Part"
+    ),
+    **{
+        place: partial(with_rows, place)
+        for place in (
+            *("client/breadbox/client.py#Client.attach", "client/breadbox/client.py#Client.claim"),
+            "client/breadbox/client.py#Client.members",
+            "client/breadbox/client.py#Client.read_members",
+            "client/breadbox/client.py#Client.drop_members",
+            "client/breadbox/service.py#Service.claim_members",
         )
     },
     "docs/agents.md#groups": lambda: with_fragments("docs/agents.md#groups"),

@@ -52,7 +52,7 @@ def attach(
 
 
 def members(context: Context, buffer: str, prefix: str) -> Operation[list[MemberDescription]]:
-    """List all members of open groups whose names begin with a prefix."""
+    """List all members of open groups with names that begin with a prefix."""
     found: list[MemberDescription] = []
     after: Key | None = None
     while True:

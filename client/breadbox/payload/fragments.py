@@ -130,7 +130,7 @@ class Schema(NamedTuple):
 
     hash: int
     message: schema_pb2.Schema | None
-    """None for a part, whose hash is that of its bytes."""
+    """None for a part: the hash is that of its bytes."""
 
 
 class Written(NamedTuple):

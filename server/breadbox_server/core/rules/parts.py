@@ -62,7 +62,7 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
         raise errors.InvalidArgumentError("part", "is for buffers with `assembly` groups alone")
     if fragment.replaces and groups.fragments_per_chunk:
         raise errors.InvalidArgumentError(
-            "replaces", "is for buffers of rows, whose `fragments_per_chunk` is 0"
+            "replaces", "is for buffers of rows (`fragments_per_chunk` 0)"
         )
     chunk, member = groups.chunk_of(worker), fragment.fragment_index
     if chunk is None or member not in chunk.members:
@@ -117,7 +117,7 @@ def _rows(state: BufferState) -> Groups:
 def listed(
     state: BufferState, prefix: str, after: tuple[str, int], count_max: int
 ) -> list[MemberSeen]:
-    """List the first members of open groups after a key, whose names begin so, in order."""
+    """List the first members after a key of open groups with a prefix, in order."""
     return list(islice(_members(state, prefix, after), count_max))
 
 
