@@ -145,19 +145,25 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
 
 def with_rows(place: str) -> None:
     """Run a block beside a buffer of rows, and one of members that lack a reward."""
-    groups = breadbox.AssemblyPolicy.GROUPS
     with breadbox.local_server() as client:
-        rows = breadbox.BufferConfig(assembly=groups, fragments_per_chunk=0)
-        verified = breadbox.BufferConfig.preset(
-            "groups", fragments_per_chunk=2, required_parts="tokens,reward"
-        )
-        for name, config in (("rows", rows), ("verified", verified)):
-            client.create_buffer(name, config)
-            client.start_session("run", buffer=name)
-        client.append(sequence("g", 0, 3), buffer="verified")
-        part = breadbox.Part("row-1", 0, "ids", {"ids": np.arange(3)})
-        client.attach(part, buffer="rows")
+        rows_and_members(client)
         run(place, client=client, breadbox=breadbox, np=np)
+
+
+def rows_and_members(client: breadbox.Client) -> None:
+    """Make a buffer of rows with one row, and one with a member that lacks a reward."""
+    rows = breadbox.BufferConfig(assembly=breadbox.AssemblyPolicy.GROUPS, fragments_per_chunk=0)
+    verified = breadbox.BufferConfig.preset(
+        "groups", fragments_per_chunk=2, required_parts="tokens,reward"
+    )
+    for name, config in (("rows", rows), ("verified", verified)):
+        client.create_buffer(name, config)
+        client.start_session("s", buffer=name, take_over=True)
+    member = sequence("g", 0, 3)
+    member.session_id = "s"
+    client.append(member, buffer="verified")
+    part = breadbox.Part("row-1", 0, "ids", {"ids": np.arange(3)})
+    client.attach(part, buffer="rows")
 
 
 def with_groups(place: str) -> None:
@@ -209,6 +215,8 @@ def run_method(place: str, client: breadbox.Client) -> None:
     with ExitStack() as opened:
         makers: dict[str, Callable[[], Any]] = {
             "paced": lambda: paced(client),
+            "rows": lambda: rows_and_members(client),
+            "verified": lambda: rows_and_members(client),
             "ticket": lambda: paced(client).tickets(1, buffer="paced")[0],
             "evaluator": lambda: client.create_subscription("evaluator"),
             "grant": lambda: client.service.fetch_fragments(4),
@@ -453,16 +461,6 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/model/fragment.py#Part": lambda: with_rows(
         "client/breadbox/model/fragment.py#Part"
     ),
-    **{
-        place: partial(with_rows, place)
-        for place in (
-            *("client/breadbox/client.py#Client.attach", "client/breadbox/client.py#Client.claim"),
-            "client/breadbox/client.py#Client.members",
-            "client/breadbox/client.py#Client.read_members",
-            "client/breadbox/client.py#Client.drop_members",
-            "client/breadbox/service.py#Service.claim_members",
-        )
-    },
     "docs/agents.md#groups": lambda: with_fragments("docs/agents.md#groups"),
     "docs/agents.md#packed": lambda: with_groups("docs/agents.md#packed"),
     "docs/agents.md#micro-batches": lambda: with_groups("docs/agents.md#micro-batches"),
