@@ -143,6 +143,29 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
         server.__exit__(None, None, None)
 
 
+def with_rows(place: str) -> None:
+    """Run a block beside a buffer of rows, and one of members that lack a reward."""
+    with breadbox.local_server() as client:
+        rows_and_members(client)
+        run(place, client=client, breadbox=breadbox, np=np)
+
+
+def rows_and_members(client: breadbox.Client) -> None:
+    """Make a buffer of rows with one row, and one with a member that lacks a reward."""
+    rows = breadbox.BufferConfig(assembly=breadbox.AssemblyPolicy.GROUPS, fragments_per_chunk=0)
+    verified = breadbox.BufferConfig.preset(
+        "groups", fragments_per_chunk=2, required_parts="tokens,reward"
+    )
+    for name, config in (("rows", rows), ("verified", verified)):
+        client.create_buffer(name, config)
+        client.start_session("s", buffer=name, take_over=True)
+    member = sequence("g", 0, 3)
+    member.session_id = "s"
+    client.append(member, buffer="verified")
+    part = breadbox.Part("row-1", 0, "ids", {"ids": np.arange(3)})
+    client.attach(part, buffer="rows")
+
+
 def with_groups(place: str) -> None:
     """Run a block beside a buffer of two complete groups, as the page makes it."""
     with breadbox.local_server() as client:
@@ -192,6 +215,8 @@ def run_method(place: str, client: breadbox.Client) -> None:
     with ExitStack() as opened:
         makers: dict[str, Callable[[], Any]] = {
             "paced": lambda: paced(client),
+            "rows": lambda: rows_and_members(client),
+            "verified": lambda: rows_and_members(client),
             "ticket": lambda: paced(client).tickets(1, buffer="paced")[0],
             "evaluator": lambda: client.create_subscription("evaluator"),
             "grant": lambda: client.service.fetch_fragments(4),
@@ -431,6 +456,11 @@ HERE: dict[str, Callable[[], None]] = {
             *("client/breadbox/lease.py#Ticket", "client/breadbox/lease.py#Ticket.give_back"),
         )
     },
+    "docs/agents.md#parts": lambda: with_fragments("docs/agents.md#parts"),
+    "docs/agents.md#rows": lambda: with_fragments("docs/agents.md#rows"),
+    "client/breadbox/model/fragment.py#Part": lambda: with_rows(
+        "client/breadbox/model/fragment.py#Part"
+    ),
     "docs/agents.md#groups": lambda: with_fragments("docs/agents.md#groups"),
     "docs/agents.md#packed": lambda: with_groups("docs/agents.md#packed"),
     "docs/agents.md#micro-batches": lambda: with_groups("docs/agents.md#micro-batches"),

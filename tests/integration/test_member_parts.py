@@ -55,7 +55,11 @@ def completion(member: int, length: int = 3, group: str = "g") -> breadbox.Seque
 
 def reward(member: int, value: float, length: int = 3, group: str = "g") -> breadbox.Part:
     return breadbox.Part(
-        *(group, member, "reward", {"why": b"good"}, {"reward": value, "status": "judged"}),
+        group=group,
+        member=member,
+        name="reward",
+        arrays={"why": b"good"},
+        numbers={"reward": value, "status": "judged"},
         tokens={"token_reward": np.full(length, value, np.float32)},
     )
 

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_a_producer_that_is_killed_is_waited_for_until_its_lease_is_over(
 
 @pytest.mark.parametrize("limits", [{}, {"fragments_per_chunk": 2, "groups_per_version": 4}])
 def test_a_buffer_that_gives_no_tickets_for_single_fragments_is_refused(
-    server: ServerProcess, limits: dict[str, int]
+    server: ServerProcess, limits: dict[str, Any]
 ) -> None:
     with breadbox.connect(server.address) as client:
         config = breadbox.BufferConfig(stale=breadbox.StalePolicy.EVICT, lead_versions=0, **limits)
