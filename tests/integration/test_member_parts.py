@@ -207,8 +207,8 @@ def test_members_of_a_verifier_that_is_killed_are_claimed_by_another(
 ) -> None:
     client.append_many([completion(0), completion(1)])
     command = [sys.executable, "-c", VERIFY, server.address]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as killed:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "2\n"
         killed.kill()
