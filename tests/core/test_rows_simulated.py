@@ -18,6 +18,7 @@ from breadbox_server.core.model.events import FetchGranted, PayloadsDisposable
 from breadbox_server.core.model.ids import FragmentIndex, PayloadId, RequestId, SessionId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
+    Appended,
     AppendFragments,
     DropMembers,
     DropPayloads,
@@ -93,12 +94,12 @@ class Simulation:
                 left = fragments[len(outcomes) :]
                 offered = self.buffers.apply(Offer(B, left), now=self.now)
                 there = [self.rng.random() < 0.9 for each in offered.answers if each is None]
-                settled = iter(())  # type: ignore[var-annotated]
+                settled: list[Appended | None] = []
                 if offered.reservation_id is not None:
                     settle = Settle(B, offered.reservation_id, there)
-                    settled = iter(self.buffers.apply(settle, now=self.now))
+                    settled = self.buffers.apply(settle, now=self.now)
                 for each in offered.answers:
-                    answer = next(settled) if each is None else each
+                    answer = settled.pop(0) if each is None else each
                     outcomes.append(None if answer is None else answer.outcome)
         for fragment, outcome in zip(fragments, outcomes, strict=True):
             if outcome is ADMITTED and fragment.payload.size_bytes:

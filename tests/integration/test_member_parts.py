@@ -55,7 +55,11 @@ def completion(member: int, length: int = 3, group: str = "g") -> breadbox.Seque
 
 def reward(member: int, value: float, length: int = 3, group: str = "g") -> breadbox.Part:
     return breadbox.Part(
-        *(group, member, "reward", {"why": b"good"}, {"reward": value, "status": "judged"}),
+        group,
+        member,
+        "reward",
+        {"why": b"good"},
+        {"reward": value, "status": "judged"},
         tokens={"token_reward": np.full(length, value, np.float32)},
     )
 
@@ -203,8 +207,9 @@ def test_members_of_a_verifier_that_is_killed_are_claimed_by_another(
 ) -> None:
     client.append_many([completion(0), completion(1)])
     command = [sys.executable, "-c", VERIFY, server.address]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as killed:
+    with subprocess.Popen(
+        command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "2\n"
         killed.kill()

@@ -227,9 +227,9 @@ def announcement(
     fields = dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True))
     if fields["priority"] == 1.0:
         del fields["priority"]  # As nearly all have: left out.
-    if type(fragment) is not Fragment:
+    if not isinstance(fragment, Fragment):
         fields["numbers"] = to_text(fragment.numbers)
-    if type(fragment) is Part:
+    if isinstance(fragment, Part):
         fields |= {"part": fragment.name, "replaces": replaces and bool(fragment.name)}
     return build(
         fragment_pb2.FragmentMetadata,

@@ -123,7 +123,9 @@ def listed(
 
 def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterator[MemberSeen]:
     groups = state.assembly
-    for name in groups.names_from(max(prefix, after[0])) if isinstance(groups, Groups) else ():
+    if not isinstance(groups, Groups):
+        return
+    for name in groups.names_from(max(prefix, after[0])):
         if not name.startswith(prefix):
             return
         chunk = groups.chunk_of(groups.workers.get(name))
