@@ -7,7 +7,6 @@ is required, with the numbers of all that was attached to it.
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -95,13 +94,12 @@ class Simulation:
                 left = fragments[len(outcomes) :]
                 offered = self.buffers.apply(Offer(B, left), now=self.now)
                 there = [self.rng.random() < 0.9 for each in offered.answers if each is None]
-                settled: Iterator[Appended | None] = iter(())
+                settled: list[Appended | None] = []
                 if offered.reservation_id is not None:
                     settle = Settle(B, offered.reservation_id, there)
-                    answered = self.buffers.apply(settle, now=self.now)
-                    settled = iter(answered)
+                    settled = self.buffers.apply(settle, now=self.now)
                 for each in offered.answers:
-                    answer = next(settled) if each is None else each
+                    answer = settled.pop(0) if each is None else each
                     outcomes.append(None if answer is None else answer.outcome)
         for fragment, outcome in zip(fragments, outcomes, strict=True):
             if outcome is ADMITTED and fragment.payload.size_bytes:

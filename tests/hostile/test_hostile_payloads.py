@@ -66,6 +66,7 @@ class Buffer:
         for fragment in fragments:
             fragment.schema_hash = SCHEMA.hash  # A lie: else it would be refused.
         self._garbage_count += 1
+        assert SCHEMA.message is not None
         request = pb.AppendFragmentsRequest(fragments=fragments, schemas=[SCHEMA.message])
         self._stub.AppendFragments(request, timeout=CALL_S)
         return references[0].payload_id

@@ -29,7 +29,7 @@ class Scaled(gymnasium.Env[Any, Any]):
     """A point for the choice that a number far from 0, and beside a much larger one, tells."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = spaces.Discrete(2)
+    action_space: Any = spaces.Discrete(2)
     reward_scale = 1.0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -222,7 +222,7 @@ class _Halves(Ranks):
 class Continuous(Scaled):
     """The same for a number over or under 0."""
 
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space: Any = spaces.Box(-1, 1, (1,), np.float32)
 
     def step(self, action: Any) -> Any:
         return super().step(action[0] > 0)
@@ -238,7 +238,7 @@ class Continuous(Scaled):
     ],
 )
 def test_rewards_are_scaled_by_default_where_actions_are_continuous(
-    make_env: Any, options: dict[str, bool], counted: int
+    make_env: Any, options: dict[str, Any], counted: int
 ) -> None:
     policy = policy_of(make_env())
     trainer = PpoUpdater(policy, PpoConfig(epochs=1, **options))

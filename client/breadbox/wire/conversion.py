@@ -230,7 +230,7 @@ def announcement(
         del fields["priority"]  # As nearly all have: left out.
     if not isinstance(fragment, Fragment):
         fields["numbers"] = to_text(fragment.numbers)
-    if type(fragment) is Part:
+    if isinstance(fragment, Part):
         fields |= {"part": fragment.name, "replaces": replaces and bool(fragment.name)}
     return build(
         fragment_pb2.FragmentMetadata,
