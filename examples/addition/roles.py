@@ -5,7 +5,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
 import torch
 from model import NEW, PROMPT_LENGTH, Transformer, prompt, reward_of, warm_up, without_padding
 
@@ -98,7 +97,6 @@ def judged(sequence: breadbox.Sequence) -> breadbox.Part:
         sequence.group,
         sequence.member,
         "reward",
-        arrays={"reward_by_rule": np.array([reward], np.float32)},
         numbers={"reward": reward},
         session_id=sequence.session_id,
     )

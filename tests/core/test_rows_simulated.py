@@ -145,12 +145,15 @@ class NaiveRow:
             return ADMITTED
         if self.parts[name] != fragment.schema_hash and name:
             return ADMITTED if fragment.replaces else CONFLICT
-        brings = self.numbers | numbers != self.numbers
-        return ADMITTED if fragment.replaces and brings else DUPLICATE
+        if not fragment.replaces:
+            return DUPLICATE
+        is_last = name == next(reversed(self.parts))
+        return DUPLICATE if is_last and self.numbers | numbers == self.numbers else ADMITTED
 
     def take(self, fragment: Fragment) -> None:
         self.numbers |= json.loads(fragment.numbers or "{}")
         if fragment.payload.size_bytes:
+            self.parts.pop(fragment.part, None)
             self.parts[fragment.part] = fragment.schema_hash
 
 

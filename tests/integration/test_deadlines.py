@@ -28,7 +28,7 @@ from breadbox import aio
 from breadbox.client import Client
 from breadbox.lease import Lease, Ticket
 from breadbox.model import errors
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Fragment, Part
 from breadbox.model.types import (
     BufferConfig,
     EpisodeEnd,
@@ -151,6 +151,12 @@ CALLS: dict[str, Row] = {
     "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
     "Client.group_ends": lambda it: it.client.group_ends(max_wait_s=WAIT_S),
     "Client.tickets": lambda it: it.client.tickets(1, WAIT_S),
+    "Client.attach": lambda it: it.client.attach(Part("g", 0, "reward", {"r": np.ones(99_999)})),
+    "Client.claim": lambda it: it.client.claim("reward", 1, WAIT_S),
+    "Client.members": lambda it: it.client.members("g"),
+    "Client.read_members": lambda it: it.client.read_members([("g", 0)]),
+    "Client.drop_members": lambda it: it.client.drop_members([("g", 0)]),
+    "Service.claim_members": lambda it: it.client.service.claim_members("reward", 1, WAIT_S),
     "Service.take_tickets": lambda it: it.client.service.take_tickets(1, WAIT_S),
     "Service.renew_ticket": lambda it: it.client.service.renew_ticket("g"),
     "Service.give_back_ticket": lambda it: it.client.service.give_back_ticket("g"),
@@ -220,7 +226,7 @@ CALLS: dict[str, Row] = {
 WAITING = {
     *("Client.watch_model", "Client.load_model", "Client.fetch", "Service.fetch_fragments"),
     *("Service.read_fragments", "Client.tail", "Client.batches", "Client.group_ends"),
-    *("Client.tickets", "Service.take_tickets"),
+    *("Client.tickets", "Service.take_tickets", "Client.claim", "Service.claim_members"),
 }
 """They wait for what was asked for, besides."""
 SILENT = {

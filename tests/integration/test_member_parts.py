@@ -214,3 +214,27 @@ def test_members_of_a_verifier_that_is_killed_are_claimed_by_another(
         killed.kill()
     with client.claim("reward", 8, max_wait_s=30) as claim:
         assert len(claim) == 2
+
+
+def test_numbers_alone_can_be_a_part_that_makes_a_member_complete(client: breadbox.Client) -> None:
+    def verdict(member: int, value: float) -> breadbox.Part:
+        return breadbox.Part("g", member, "reward", numbers={"reward": value})
+
+    client.append_many([completion(0), completion(1)])
+    results = client.attach([verdict(0, 1.0), verdict(1, 0.5)])
+    assert [ADMITTED, ADMITTED] == [each.outcome for each in results]
+    with client.fetch(2, max_wait_s=30) as lease:
+        (batch,) = lease.packed()
+        assert [1.0, 0.5] == batch.numbers["reward"].tolist()
+        assert ["ids"] == sorted(batch.tokens)
+        assert [3, 3] == [len(each.tokens["ids"]) for each in lease.sequences()]
+
+
+def test_other_numbers_of_a_part_of_numbers_alone_are_a_conflict(client: breadbox.Client) -> None:
+    part = breadbox.Part("g", 0, "reward", numbers={"reward": 1.0, "judge": "rule"})
+    client.append(completion(0))
+    client.attach(part)
+    same = breadbox.Part("g", 0, "reward", numbers={"judge": "rule", "reward": 1.0})
+    assert [DUPLICATE] == [each.outcome for each in client.attach(same)]
+    with pytest.raises(PartConflictError):
+        client.attach(breadbox.Part("g", 0, "reward", numbers={"reward": 0.5, "judge": "rule"}))

@@ -279,8 +279,8 @@ class Part:
         group: Name of the group, or row.
         member: Number of the member in its group, from 0 to 1023.
         name: Name of the part: 1 to 64 bytes of printable text, and not "tokens", which is the name
-            of a member's sequence. Empty if there are numbers alone.
-        arrays: Arrays of any shape by name; bytes become uint8[N].
+            of a member's sequence. Empty for numbers that are no part: they can be set again.
+        arrays: Arrays of any shape by name; bytes become uint8[N]. A part may have numbers alone.
         numbers: Numbers that are merged into those of the member; as in `Sequence.numbers`, and
             at most 16 once they are merged.
         tokens: Arrays [T, ...] by name that join the tokens of the member's sequence, such as a
@@ -313,9 +313,9 @@ class Part:
             for name, value in _arrays_by_name("arrays", self.arrays or {}).items()
         }
         self.tokens = _arrays_by_name("tokens", self.tokens or {})
-        if bool(self.name) != self.has_arrays:
-            raise InvalidRequestError("name", "must be given with arrays, and with them alone")
-        if not self.name and not self.numbers:
+        if self.has_arrays and not self.name:
+            raise InvalidRequestError("name", "must be given with arrays")
+        if not self.has_arrays and not self.numbers:
             raise InvalidRequestError(
                 "arrays", "must hold at least one array, or numbers one value"
             )

@@ -25,6 +25,7 @@ from breadbox.payload.receive import Placement, receive
 from breadbox.payload.unequal import UnequalPayloads, verify_unequal
 from breadbox.stores.base import PayloadStore
 from breadbox.v1 import schema_pb2
+from breadbox.wire.numbers import to_text
 from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 
 _log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class Schema(NamedTuple):
 
     hash: int
     message: schema_pb2.Schema | None
-    """None for a part: its hash is that of its bytes."""
+    """None for a part: its hash is that of its bytes, or of its numbers if it has no arrays."""
 
 
 class Written(NamedTuple):
@@ -187,7 +188,7 @@ def write_and_describe(
 def _encode_and_describe(
     fragment: Sendable, codecs: Codecs
 ) -> tuple[Schema | None, list[memoryview]]:
-    if isinstance(fragment, Part) and not fragment.has_arrays:
+    if isinstance(fragment, Part) and not fragment.name:
         return None, []
     layout, buffers = _encode(fragment, codecs)
     if not isinstance(fragment, Part):
@@ -195,6 +196,8 @@ def _encode_and_describe(
     digest = xxhash.xxh3_64()
     for each in buffers:
         digest.update(each)
+    if not fragment.has_arrays:
+        digest.update(to_text(dict(sorted(fragment.numbers.items()))).encode())
     return Schema(digest.intdigest(), None), buffers
 
 
