@@ -311,7 +311,7 @@ class Client(ProcessBound):
 
         ```python
         seen = 0
-        for end in client.group_ends(seen, max_wait_s=30):
+        for end in client.group_ends(seen, max_wait_s=30, buffer="paced"):
             print(end.group, end.reason.value, end.member_count)
             seen = end.number
         ```

@@ -87,6 +87,7 @@ NOT_HERE = {
     "docs/operate.md#restore": "needs an engine",
     "docs/operate.md#kubernetes": "needs a cluster",
     "docs/operate.md#fsck": "needs an engine; tests/integration/test_fsck.py",
+    "docs/slow-workers.md#pace": "never ends; tests/rollout/test_through_the_service.py",
     "docs/rollout.md#vector": "names modules of the reader's; tests/rollout/test_vector.py",
     "docs/rollout.md#agents": "needs a package that no extra has; tests/rollout/test_parallel.py",
     "docs/rollout.md#policies": "needs a package that no extra has; tests/rollout/test_parallel.py",

@@ -385,7 +385,7 @@ def named(references: Sequence[types.FragmentReference]) -> list[tuple[FragmentI
 def fragment_id_of(reference: types.FragmentReference) -> str:
     """Return the text that names a stored fragment, and suffices to load it in any process."""
     named = asdict(reference)
-    del named["body"], named["_newest"]
+    del named["body"], named["parts"], named["_newest"]
     return json.dumps(named, separators=(",", ":"))
 
 

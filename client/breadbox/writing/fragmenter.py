@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.model.columns import Columns
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import copied
 from breadbox.shared.step_ends import SPARE
+from breadbox.writing.columns import Columns
 
 EPISODE_COLUMNS = ("episode_return", "episode_length")
 """Names in `extras` that every producer of steps fills in (F7), so that their fragments stack."""

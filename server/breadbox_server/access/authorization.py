@@ -145,6 +145,8 @@ class Rule:
     """Name of another such field."""
     worker: str = ""
     """Name of a field that names one worker, or "" if there is none."""
+    usual: Role | None = None
+    """The role that counts as the caller's where several may call and the token is of none."""
 
 
 _ALL: Final = frozenset(Role)
@@ -164,9 +166,10 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
         (Rule(_LEARNERS, "buffer"), ("FetchFragments", "UpdatePriorities")),
         # A viewer, or a producer, may release the leases of its own reads; a producer, renew them.
-        (Rule(_WRITERS, "buffer"), ("RenewLease", "ClaimMembers")),
+        (Rule(_WRITERS, "buffer", usual=Role.LEARNER), ("RenewLease",)),
+        (Rule(_WRITERS, "buffer"), ("ClaimMembers",)),
         (Rule(_READERS, "buffer"), ("GetPreparedFragments", "ReadFragments")),
-        (Rule(_ALL, "buffer"), ("ReleaseLease",)),
+        (Rule(_ALL, "buffer", usual=Role.LEARNER), ("ReleaseLease",)),
         (
             Rule(_LEARNERS, "buffer"),
             ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
