@@ -85,6 +85,8 @@ def watch(server: ServerProcess, parts: list[Part]) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    # A shell's background jobs begin with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     goal = options.seed, options.versions, options.target

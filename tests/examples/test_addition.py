@@ -62,6 +62,8 @@ class Program:
         self._process.send_signal(signal.SIGINT)
 
     def wait(self) -> int:
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         return self._process.wait()
 
 
