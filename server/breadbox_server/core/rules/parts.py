@@ -33,7 +33,11 @@ class MemberSeen(NamedTuple):
 
 
 def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment | None:
-    """Return the fragment that makes another one a duplicate, or a conflict; None if it is new."""
+    """Return the fragment that makes another one a duplicate, or a conflict; None if it is new.
+
+    A fragment that replaces is a duplicate only if it would change nothing: its part has the same
+    bytes and is the last of its member, and its numbers are set already.
+    """
     chunk = groups.chunk_of(worker)
     found = None if chunk is None else chunk.find(fragment.key)
     if chunk is None or found is None or not found.payload.size_bytes:
@@ -83,7 +87,7 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
 
 
 def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragment | None:
-    """Return what an admitted fragment replaces, or itself if only its numbers are to stay."""
+    """Return the fragment that an admitted one replaces, or itself if it has only numbers."""
     assert isinstance(state.assembly, Groups), "parts are of groups"
     chunk = state.assembly.chunk_of(worker)
     if chunk is None:
@@ -92,7 +96,7 @@ def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragm
 
 
 def drop(state: BufferState, input: inputs.DropMembers, *, now: float) -> int:
-    """Let rows go by their keys."""
+    """Drop rows by their keys; return how many there were."""
     groups = _rows(state)
     keys, gone = [], list[Fragment]()
     for name, member in zip(input.groups, input.members, strict=True):
@@ -118,7 +122,7 @@ def _rows(state: BufferState) -> Groups:
 def listed(
     state: BufferState, prefix: str, after: tuple[str, int], count_max: int
 ) -> list[MemberSeen]:
-    """List the first members of open groups after a key that begin with a prefix, in order."""
+    """List members of open groups with names that begin with a prefix, in order, after a key."""
     return list(islice(_members(state, prefix, after), count_max))
 
 

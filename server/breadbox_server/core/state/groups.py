@@ -93,7 +93,7 @@ class GroupChunk(OpenChunk):
         return not fragment.payload.size_bytes and fragment.fragment_index in self.members
 
     def take(self, fragment: Fragment) -> None:
-        """Take in a member, a part or numbers; one of the same key goes."""
+        """Take in a member, a part or numbers; replace a part of the same member and name."""
         member = fragment.fragment_index
         if fragment.numbers:
             known = self.numbers.get(member)
@@ -112,18 +112,15 @@ class GroupChunk(OpenChunk):
             self.complete.add(member)
 
     def take_out(self, member: int) -> list[Fragment]:
-        """Take a member out, and return all of it; O(fragments of the group)."""
+        """Take a member out, and return its fragments; O(fragments of the group)."""
         gone = [each for each in self.fragments if each.fragment_index == member]
-        self._keep([each for each in self.fragments if each.fragment_index != member])
+        self.fragments = [each for each in self.fragments if each.fragment_index != member]
+        self.members.clear()
+        for place, each in enumerate(self.fragments):
+            self.members.setdefault(each.fragment_index, {})[each.part] = place
         self.complete.discard(member)
         self.numbers.pop(member, None)
         return gone
-
-    def _keep(self, fragments: list[Fragment]) -> None:
-        self.fragments = fragments
-        self.members.clear()
-        for place, each in enumerate(fragments):
-            self.members.setdefault(each.fragment_index, {})[each.part] = place
 
     def whole(self) -> list[Fragment]:
         """Return its fragments; the first of each member has its numbers."""
@@ -176,7 +173,7 @@ class Groups(Assembly):
         """Parts with which a member is complete; changes only while nothing is open."""
         self._on_left_over = on_left_over
         self._names: list[WorkerId] | None = None
-        """Groups by name, or None if one has come or gone since it was asked for."""
+        """Names of open groups in order, or None if one was opened or has ended since."""
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
@@ -291,11 +288,12 @@ class Groups(Assembly):
             self._on_left_over(left_over)
             fragments = [each for each in fragments if each.fragment_index in chunk.complete]
         members = chunk.with_numbers(fragments)
-        self._end_delivered(group, members, reason)
+        name = self._drop_equal()
+        self._end(group, GroupEndReason.EQUAL if name and _agree(members, name) else reason)
         return members
 
     def drop_row(self, name: WorkerId, member: int) -> list[Fragment]:
-        """Let a row go, and its group with the last one; return all of it, or nothing."""
+        """Drop a row, and its group with the last row; return its fragments, or nothing."""
         group = self.workers.get(name)
         chunk = self.chunk_of(group)
         if group is None or chunk is None or member not in chunk.members:
@@ -313,7 +311,7 @@ class Groups(Assembly):
         return gone
 
     def names_from(self, name: str) -> Iterator[WorkerId]:
-        """Go through the names of open groups, from one on; sorts them if there are others."""
+        """Yield the names of open groups from one on, in order; sort them if they have changed."""
         if self._names is None:
             self._names = sorted(self.open)
         for place in range(bisect_left(self._names, name), len(self._names)):
@@ -413,14 +411,10 @@ class Groups(Assembly):
         """Describe the open groups that had no member for the longest time."""
         for chunk in list(self.open.values())[:SHOWN_MAX] if self.fragments_per_chunk else ():
             assert isinstance(chunk, GroupChunk), "of groups"
-            yield self._described(chunk, now)
-
-    def _described(self, chunk: GroupChunk, now: float) -> OpenGroup:
-        there = chunk.complete
-        lacking = [each for each in range(self.fragments_per_chunk) if each not in there]
-        return OpenGroup(
-            chunk.worker_id, len(there), tuple(lacking[:SHOWN_MAX]), now - chunk.touched_at
-        )
+            there = chunk.complete
+            lacking = [each for each in range(self.fragments_per_chunk) if each not in there]
+            silent_s = now - chunk.touched_at
+            yield OpenGroup(chunk.worker_id, len(there), tuple(lacking[:SHOWN_MAX]), silent_s)
 
     def _end(self, group: Worker, reason: GroupEndReason) -> None:
         if group.end is not None:
@@ -430,14 +424,6 @@ class Groups(Assembly):
         self._ends[group.end_number] = group
         self.tickets.end(group.worker_id, TicketEnd.GROUP_ENDED)
         self._on_end(reason)
-
-    def _end_delivered(
-        self, group: Worker, members: Sequence[Fragment], reason: GroupEndReason
-    ) -> None:
-        name = self._drop_equal()
-        if name and _agree(members, name):
-            reason = GroupEndReason.EQUAL
-        self._end(group, reason)
 
     def check_invariants(self) -> None:
         """Assert O1 to O4 and A2, A3; O(groups remembered)."""
