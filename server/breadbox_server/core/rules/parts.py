@@ -138,7 +138,9 @@ def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterato
         for member in sorted(chunk.members):
             if (name, member) > after:
                 parts = [
-                    part or TOKENS for part in chunk.members[member] if chunk.has((member, part))
+                    part or TOKENS
+                    for part, fragment in chunk.members[member].items()
+                    if fragment.payload.size_bytes
                 ]
                 yield MemberSeen(name, member, tuple(parts), chunk.numbers.get(member, ""))
 
@@ -154,13 +156,12 @@ def lacking(
     groups = state.assembly
     for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
         assert isinstance(chunk, GroupChunk), "of groups"
-        for member, places in chunk.members.items():
+        for member, parts in chunk.members.items():
             if len(taken) >= count_max:
                 return taken
-            if part in places or not chunk.has((member, "")) or not may_take(name, member):
+            if part in parts or not chunk.has((member, "")) or not may_take(name, member):
                 continue
-            held = [chunk.fragments[place] for _, place in sorted(places.items())]
-            taken.append(chunk.with_numbers(held))
+            taken.append(chunk.with_numbers([each for _, each in sorted(parts.items())]))
     return taken
 
 
@@ -175,7 +176,7 @@ def found(
     if chunk is None or member not in chunk.members:
         return None
     return [
-        chunk.fragments[place]
-        for part, place in chunk.members[member].items()
-        if chunk.has((member, part)) and (not parts or (part or TOKENS) in parts)
+        fragment
+        for part, fragment in chunk.members[member].items()
+        if fragment.payload.size_bytes and (not parts or (part or TOKENS) in parts)
     ]

@@ -65,8 +65,8 @@ class GroupChunk(OpenChunk):
     ) -> None:
         super().__init__(worker_id, list(fragments), touched_at, version_of)
         self.fragments = []
-        self.members: dict[int, dict[str, int]] = {}
-        """Places of the parts of each member, in the order in which they came."""
+        self.members: dict[int, dict[str, Fragment]] = {}
+        """Parts of each member, by name, in the order in which they came."""
         self.numbers: dict[int, str] = {}
         """Numbers of each member, from all that came of it."""
         self.complete: set[int] = set()
@@ -76,8 +76,7 @@ class GroupChunk(OpenChunk):
 
     def find(self, key: tuple[int, str]) -> Fragment | None:
         """Return a part of a member, or None if it has none."""
-        place = self.members.get(key[0], {}).get(key[1])
-        return None if place is None else self.fragments[place]
+        return self.members.get(key[0], {}).get(key[1])
 
     def has(self, key: tuple[int, str]) -> bool:
         """Return whether a member has a part, with a payload."""
@@ -100,24 +99,19 @@ class GroupChunk(OpenChunk):
             self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
         if self.only_merges(fragment):
             return
-        places = self.members.setdefault(member, {})
-        if (gone := places.pop(fragment.part, None)) is not None:
+        parts = self.members.setdefault(member, {})
+        if (gone := parts.pop(fragment.part, None)) is not None:
             # What is attached last counts where arrays of several parts have one name.
-            del self.fragments[gone]
-            for others in self.members.values():
-                others.update({part: at - 1 for part, at in others.items() if at > gone})
-        places[fragment.part] = len(self.fragments)
+            self.fragments = [each for each in self.fragments if each is not gone]
+        parts[fragment.part] = fragment
         self.fragments.append(fragment)
         if self.has_all(member):
             self.complete.add(member)
 
     def take_out(self, member: int) -> list[Fragment]:
         """Take a member out, and return its fragments; O(fragments of the group)."""
-        gone = [each for each in self.fragments if each.fragment_index == member]
+        gone = [*self.members.pop(member).values()]
         self.fragments = [each for each in self.fragments if each.fragment_index != member]
-        self.members.clear()
-        for place, each in enumerate(self.fragments):
-            self.members.setdefault(each.fragment_index, {})[each.part] = place
         self.complete.discard(member)
         self.numbers.pop(member, None)
         return gone
@@ -444,8 +438,8 @@ class Groups(Assembly):
         assert len(keys) == len(chunk.fragments), "O1: a part twice"
         size = self.fragments_per_chunk
         assert max(chunk.members) < (size or MEMBERS_MAX), "O1: members"
-        placed = {(m, part): at for m, parts in chunk.members.items() for part, at in parts.items()}
-        assert placed == {each.key: at for at, each in enumerate(chunk.fragments)}, "O1: places"
+        placed = {(m, part): p for m, parts in chunk.members.items() for part, p in parts.items()}
+        assert placed == {each.key: each for each in chunk.fragments}, "O1: parts"
         assert chunk.complete == {each for each in chunk.members if chunk.has_all(each)}, "O5"
         assert not size or len(chunk.complete) < size, "A2: length"
 
