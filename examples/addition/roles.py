@@ -48,11 +48,11 @@ def generate(address: str) -> None:
             with ExitStack() as held:  # Tickets of a generator that is killed expire.
                 groups = [held.enter_context(ticket).group for ticket in tickets]
                 sequences = answers(model, groups, known.model_version, tickets[0].session_id)
-                for ticket in tickets:
-                    if ticket.late:  # The learner is too far ahead of this group.
-                        ticket.give_back()
-                late = {ticket.group for ticket in tickets if ticket.late}
-                client.append_many([each for each in sequences if each.group not in late])
+                late = [each for each in tickets if each.late]
+                for ticket in late:  # The learner is too far ahead of these groups.
+                    ticket.give_back()
+                over = {ticket.group for ticket in late}
+                client.append_many([each for each in sequences if each.group not in over])
 
 
 def answers(
@@ -156,9 +156,8 @@ class Run:
 
         # What the last token of a sequence predicts is not the first of the next.
         ids, position = batch.tokens["ids"].long(), batch.position_ids
-        counts = (position[1:] >= PROMPT_LENGTH) & is_new[group].repeat_interleave(batch.lengths)[
-            1:
-        ]
+        counts = is_new[group].repeat_interleave(batch.lengths)[1:]
+        counts &= position[1:] >= PROMPT_LENGTH
         log_prob = self.model(ids, position)[:-1].gather(-1, ids[1:, None])[:, 0]
         ratio = (log_prob - batch.tokens["log_prob"][1:]).exp()
         gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
@@ -192,10 +191,7 @@ def learn(address: str, folder: Path, seed: int, versions: int, target: float) -
                     run.update(batch)
                 run.version += 1
                 if run.version % EVALUATE_EVERY == 0 or run.version == versions:
-                    run.accuracies.append((run.version, run.model.accuracy()))
-                    print(
-                        f"version {run.version}: accuracy {run.accuracies[-1][1]:.1%}", flush=True
-                    )
+                    run.evaluate()
                 # Within the lease. If this process is killed before the lease ends, its groups come
                 # again, and `update` leaves them out. In the other order they would be lost.
                 run.save()

@@ -2,7 +2,7 @@
 
     python examples/addition/run.py            # a server, two generators, a verifier, the learner
 
-Each part may be killed at any time: it is started again, and the run goes on. So does the whole
+Each process may be killed at any time: it is started again, and the run goes on. So does the whole
 program, by the same command. With a `breadbox serve` somewhere, the same on any machines:
 
     python examples/addition/run.py learn HOST:50051
@@ -25,10 +25,10 @@ from roles import Run, generate, learn, verify
 from breadbox.local import ServerProcess, start_server
 
 FAILURES_MAX = 5
-"""Failures of a part in a row, each within seconds, after which the program ends."""
+"""Failures of a role in a row, each within seconds, after which the program ends."""
 
 
-class Part:
+class Role:
     """A process that is started again when it has ended."""
 
     def __init__(self, name: str, function, *arguments) -> None:
@@ -40,13 +40,13 @@ class Part:
     def start(self) -> None:
         self._started_at = time.monotonic()
         self.process: SpawnProcess = multiprocessing.get_context("spawn").Process(
-            target=run_part, args=(self._function, *self._arguments), name=self.name
+            target=run_role, args=(self._function, *self._arguments), name=self.name
         )
         self.process.start()
         print(f"{self.name}: process {self.process.pid}", flush=True)
 
     def is_done(self) -> bool:
-        """Start the part again if it was killed or has failed; True if it has ended by itself.
+        """Start the process again if it was killed or has failed; True if it has ended by itself.
 
         Raises:
             SystemExit: It fails whenever it is started.
@@ -62,8 +62,8 @@ class Part:
         return False
 
 
-def run_part(function, *arguments) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its parts.
+def run_role(function, *arguments) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its roles.
     threading.Thread(target=end_with_parent, daemon=True).start()
     function(*arguments)
 
@@ -73,14 +73,14 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def watch(server: ServerProcess, parts: list[Part]) -> None:
-    """Start again what has ended, until the learner, the first of the parts, is done."""
-    while not parts[0].is_done():
+def watch(server: ServerProcess, roles: list[Role]) -> None:
+    """Start again what has ended, until the learner, the first of the roles, is done."""
+    while not roles[0].is_done():
         if server.process_id is None:
             server.restart()
             print(f"server: process {server.process_id}, again", flush=True)
-        for part in parts[1:]:
-            part.is_done()
+        for role in roles[1:]:
+            role.is_done()
         time.sleep(0.2)
 
 
@@ -90,24 +90,24 @@ def run(options: argparse.Namespace) -> None:
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     goal = options.seed, options.versions, options.target
-    parts: list[Part] = []
+    roles: list[Role] = []
     # Payloads and journal are in the folder, so that a killed server finds all that it had.
     store = f"file://{folder.resolve() / 'store'}"
     with start_server(store=store, start_limit_s=300) as server:
         try:
             print(f"server: process {server.process_id}, {server.address}", flush=True)
-            parts.append(Part("learner", learn, server.address, folder, *goal))
-            parts.append(Part("verifier", verify, server.address))
+            roles.append(Role("learner", learn, server.address, folder, *goal))
+            roles.append(Role("verifier", verify, server.address))
             for number in range(1, options.generators + 1):
-                parts.append(Part(f"generator {number}", generate, server.address))
-            watch(server, parts)
+                roles.append(Role(f"generator {number}", generate, server.address))
+            watch(server, roles)
         except KeyboardInterrupt:
             print(f"stopped; to go on with {folder}, start it again", flush=True)
             sys.exit(130)
         finally:
-            for part in parts:
-                part.process.kill()  # Any of them may be killed at any time.
-                part.process.join()
+            for role in roles:
+                role.process.kill()  # Any of them may be killed at any time.
+                role.process.join()
     finished = Run(folder, options.seed)
     plot(finished)
     sys.exit(finished.accuracies[-1][1] < options.target)
@@ -133,21 +133,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=["generate", "verify", "learn"])
-    parser.add_argument("address", nargs="?", help="HOST:PORT of the server of a part")
+    parser.add_argument("role", nargs="?", choices=["generate", "verify", "learn"])
+    parser.add_argument("address", nargs="?", help="HOST:PORT of the server of a role")
     parser.add_argument("--folder", type=Path, default=Path("runs/addition"))
     parser.add_argument("--seed", type=int, default=0, help="of a new run")
     parser.add_argument("--versions", type=int, default=600, help="at which the run ends")
     parser.add_argument("--target", type=float, default=0.6, help="accuracy at which it ends")
     parser.add_argument("--generators", type=int, default=2, help="processes of this program")
     options = parser.parse_args()
-    if (options.part is None) != (options.address is None):
-        parser.error("a part needs the address of its server, such as `learn localhost:50051`")
-    if options.part == "generate":
+    if (options.role is None) != (options.address is None):
+        parser.error("a role needs the address of its server, such as `learn localhost:50051`")
+    if options.role == "generate":
         generate(options.address)
-    elif options.part == "verify":
+    elif options.role == "verify":
         verify(options.address)
-    elif options.part == "learn":
+    elif options.role == "learn":
         learn(options.address, options.folder, options.seed, options.versions, options.target)
     else:
         run(options)

@@ -1,4 +1,4 @@
-"""A checkpoint: all rows of the buffer in one file, and what they are in `metadata.json`."""
+"""A checkpoint: all rows of the buffer in one file, and their index in `metadata.json`."""
 
 import json
 import os

@@ -245,7 +245,7 @@ def _names_of(metadata: BatchMeta) -> list[tuple[str, str]]:
 
 
 class TransferQueueClient:
-    """The functions of `transfer_queue` that speak of rows by their numbers.
+    """The functions of `transfer_queue` that name rows by numbers.
 
     A number is made of partition and key, so that it is the same in every process.
     """

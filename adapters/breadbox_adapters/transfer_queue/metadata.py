@@ -1,4 +1,4 @@
-"""What names rows: `KVBatchMeta` by their keys, `BatchMeta` by their numbers."""
+"""Names of rows: `KVBatchMeta` has their keys, `BatchMeta` their numbers."""
 
 import copy
 import itertools

@@ -1,6 +1,6 @@
 """Values as arrays that the payload format knows: tensors as they are, anything else as JSON.
 
-JSON has no tuples, bytes, arrays and keys that are no text: these are dicts of one key that begins
+JSON has no tuples, bytes, arrays or keys other than text: each is a dict of one key that begins
 with "$". Nothing is ever unpickled.
 """
 
@@ -51,11 +51,9 @@ def column_of(values: Sequence[Any]) -> Any:
     Tensors of rows that have an axis make a jagged tensor, also where all have one length, as
     TransferQueue's users expect; of scalars a dense one. What no tensor can hold is a stack.
     """
-    if any(_is_json(each) for each in values):
-        return NonTensorStack(
-            *[_object(each) if _is_json(each) else _tensor(each) for each in values]
-        )
-    rows = [_tensor(each) for each in values]
+    rows = [_loaded(each) for each in values]
+    if not all(isinstance(row, torch.Tensor) for row in rows):
+        return NonTensorStack(*rows)
     if len({(row.dtype, row.shape[1:], row.ndim) for row in rows}) == 1:
         if not rows[0].ndim:
             return torch.stack(rows)
@@ -67,22 +65,17 @@ def column_of(values: Sequence[Any]) -> Any:
     return NonTensorStack(*rows)
 
 
-def _is_json(stored: Any) -> bool:
-    return isinstance(stored, np.ndarray) and stored.dtype == _JSON
-
-
-def _tensor(stored: Any) -> torch.Tensor:
+def _loaded(stored: Any) -> Any:
+    """Return a tensor, or the value that was stored as JSON."""
     if isinstance(stored, torch.Tensor):
         return stored
+    if stored.dtype == _JSON:
+        return value_of(json.loads(stored.tobytes().decode("utf-8", "surrogatepass")))
     return torch.from_numpy(stored if stored.flags.writeable else stored.copy())
 
 
-def _object(stored: NDArray[Any]) -> Any:
-    return value_of(json.loads(stored.tobytes().decode("utf-8", "surrogatepass")))
-
-
 def _plain(value: Any, path: str) -> Any:
-    """Return what JSON can say of a value."""
+    """Return a value in terms that JSON has."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -132,7 +125,7 @@ def value_of(plain: Any) -> Any:
         raw = np.frombuffer(base64.b64decode(data), parse_dtype(dtype)).reshape(shape).copy()
         array = as_leaf(raw, dtype)
         if name == "$tensor":
-            return _tensor(array)
+            return _loaded(array)
         return array[()] if name == "$scalar" else array
     match name:
         case "$tuple":

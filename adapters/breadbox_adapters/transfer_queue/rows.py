@@ -1,6 +1,6 @@
 """Rows of a buffer, by partition and key: their columns, their tags, and the tasks that took them.
 
-A row is a member 0 of a group that is named after both. What one put writes into a row is a part
+A row is member 0 of a group that is named after both. What one put writes into a row is a part
 that is named after its columns, so that a listing says which columns a row has; of a column in
 several parts the last one counts. Tags are the row's numbers, which the server merges. A task takes
 a row by a part of its own: the first one to attach it has the row.
@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from os.path import commonprefix
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -41,10 +42,14 @@ class Row:
     tasks: frozenset[str]
 
     @property
+    def group(self) -> str:
+        """Name of the group that the row is."""
+        return group_of(self.partition, self.key)
+
+    @property
     def index(self) -> int:
         """A number made of partition and key: the same in every process, and never used again."""
-        digest = blake2b(group_of(self.partition, self.key).encode(), digest_size=8)
-        return int.from_bytes(digest.digest()) >> 1
+        return int.from_bytes(blake2b(self.group.encode(), digest_size=8).digest()) >> 1
 
 
 def group_of(partition: str, key: str) -> str:
@@ -79,10 +84,10 @@ def numbers_of(tags: dict[str, Any], path: str) -> dict[str, Any]:
     """
     numbers = {}
     for name, value in tags.items():
-        is_plain = type(value) in (bool, int, float) or type(value) is str
-        if not is_plain or (type(value) is str and value.startswith(_JSON)):
+        is_like_json = isinstance(value, str) and value.startswith(_JSON)
+        if is_like_json or type(value) not in (bool, int, float, str):
             value = _JSON + json_of(value, f"{path}.{name}")
-        if type(value) is str and len(value.encode()) > NUMBER_BYTES_MAX:
+        if isinstance(value, str) and len(value.encode()) > NUMBER_BYTES_MAX:
             raise TypeError(
                 f"{path}.{name}: a tag has at most {NUMBER_BYTES_MAX} bytes, got {value!r}"
             )
@@ -99,18 +104,20 @@ def parts_of(
     group: str, arrays: dict[str, Any], numbers: dict[str, Any]
 ) -> Iterator[breadbox.Part]:
     """Yield the parts of one put into a row: as few as their names have room for."""
-    together: dict[str, Any] = {}
-    name = COLUMN
+    names: list[str] = []
+    arrays_of: list[dict[str, Any]] = []
     for column in sorted(arrays):
         quoted = quote(column, safe=_SAFE)
-        longer = f"{name},{quoted}" if together else f"{COLUMN}{quoted}"
-        if together and len(longer) > _PART_NAME_BYTES_MAX:
-            yield breadbox.Part(group=group, name=name, arrays=together, numbers=numbers)
-            together, numbers, longer = {}, {}, f"{COLUMN}{quoted}"
-        name, together[column] = longer, arrays[column]
-    if together:
+        if names and len(f"{names[-1]},{quoted}") <= _PART_NAME_BYTES_MAX:
+            names[-1] += f",{quoted}"
+        else:
+            names.append(f"{COLUMN}{quoted}")
+            arrays_of.append({})
+        arrays_of[-1][column] = arrays[column]
+    for name, together in zip(names, arrays_of, strict=True):
         yield breadbox.Part(group=group, name=name, arrays=together, numbers=numbers)
-    elif numbers or not arrays:
+        numbers = {}
+    if not names:
         yield breadbox.Part(group=group, numbers=numbers)
 
 
@@ -125,7 +132,7 @@ class Rows:
     ) -> dict[str, Row]:
         """Return rows by their groups: of a partition, sorted, or of keys, as asked for."""
         groups = None if keys is None else [group_of(partition or "", key) for key in keys]
-        prefix = prefix_of(partition) if groups is None else _common_prefix(groups)
+        prefix = prefix_of(partition) if groups is None else commonprefix(groups)  # noqa: RUF071
         rows = {each.group: row_of(each) for each in await self.client.members(prefix)}
         return rows if groups is None else {each: rows[each] for each in groups if each in rows}
 
@@ -143,7 +150,7 @@ class Rows:
             alike.setdefault(tuple(sorted(wanted)), []).append(place)
         found: list[dict[str, Any]] = [{} for _ in rows]
         for parts, places in alike.items():
-            keys = [(group_of(rows[each].partition, rows[each].key), 0) for each in places]
+            keys = [(rows[each].group, 0) for each in places]
             try:
                 read = await self.client.read_members(keys, parts)
             except MemberNotFoundError as error:
@@ -156,7 +163,7 @@ class Rows:
         """Take rows for a task, and return those that no other process was faster to take."""
         taker = uuid.uuid4().bytes
         name = f"{TASK}{quote(task, safe=_SAFE)}"
-        groups = [group_of(row.partition, row.key) for row in rows]
+        groups = [row.group for row in rows]
         try:
             await self.client.attach(
                 [breadbox.Part(group=each, name=name, arrays={name: taker}) for each in groups]
@@ -167,11 +174,3 @@ class Rows:
                 row for row, has in zip(rows, takers, strict=True) if has[name].tobytes() == taker
             ]
         return [*rows]
-
-
-def _common_prefix(groups: Sequence[str]) -> str:
-    first, last = min(groups), max(groups)
-    same = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
-    )
-    return first[:same]

@@ -19,7 +19,8 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
-from breadbox.reading.packed import BatchT, NumbersByName, load_sequences, named, numbers_of
+from breadbox.reading.packed import BatchT, NumbersByName, load_sequences, numbers_of
+from breadbox.reading.parts import named
 from breadbox.reading.splitting import micro_batches
 from breadbox.shared.outages import OutageLog
 from breadbox.shared.process_bound import ProcessBound

@@ -4,7 +4,6 @@ A call is repeated as any other: the same part again is a duplicate, numbers are
 and what is dropped stays so.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -12,7 +11,6 @@ from typing import Any, Final
 from breadbox.model import errors
 from breadbox.model.fragment import Part
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.options import WAIT_S_MAX_PER_CALL
 from breadbox.model.types import (
     AdmissionOutcome,
     AppendResult,
@@ -24,7 +22,6 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation
-from breadbox.wire import conversion as wire
 
 KEYS_MAX: Final = 4096
 """Parts, or keys, of one call."""
@@ -136,23 +133,13 @@ def claim(
     lease_s: float | None,
 ) -> Operation[LeaseGrant]:
     """Claim members that lack a part; raise WaitElapsedError if the wait is over without any."""
-    if max_wait_s is not None:
-        wire.duration("max_wait_s", max_wait_s)
-    started_at = context.now()
-    until = started_at + (math.inf if max_wait_s is None else max_wait_s)
     inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
-
-    def next_call(now: float) -> calls.Call[LeaseGrant | str]:
-        left_s = min(max(until - now, 0.0), WAIT_S_MAX_PER_CALL)
-        return calls.claim_members(buffer, lacking, count, left_s, lease_s, **inline)
-
-    while True:
-        answer, _ = yield from operations.repeat(context, next_call)
-        if isinstance(answer, LeaseGrant):
-            return answer
-        now = context.now()
-        if until - now < operations.INSTANT_S:
-            raise errors.WaitElapsedError(now - started_at, answer, "a member")
+    return operations.wait_for(
+        context,
+        "a member",
+        max_wait_s,
+        lambda wait_s: calls.claim_members(buffer, lacking, count, wait_s, lease_s, **inline),
+    )
 
 
 def drop_members(context: Context, buffer: str, keys: Iterable[Key]) -> Operation[int]:

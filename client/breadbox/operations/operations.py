@@ -480,20 +480,36 @@ def take_tickets(
     request_id: str | None = None,
 ) -> Operation[TicketGrant]:
     """Take tickets; raise WaitElapsedError if the wait is over and none was free."""
+    request = request_id or context.new_id()
+    return wait_for(
+        context,
+        "a ticket",
+        max_wait_s,
+        lambda wait_s: calls.take_tickets(buffer, request, count, lease_s, wait_s),
+    )
+
+
+def wait_for(
+    context: Context,
+    what: str,
+    max_wait_s: float | None,
+    call_of: Callable[[float], Call[T | str]],
+) -> Operation[T]:
+    """Call until something is granted; raise WaitElapsedError if the wait is over without.
+
+    *call_of* makes the call that waits for some seconds, and answers with the reason if none was.
+    """
     if max_wait_s is not None:
         wire.duration("max_wait_s", max_wait_s)
-    started_at, request = context.now(), request_id or context.new_id()
+    started_at = context.now()
     until = started_at + (math.inf if max_wait_s is None else max_wait_s)
     while True:
-        answer, _ = yield from repeat(
-            context,
-            lambda now: calls.take_tickets(buffer, request, count, lease_s, _slice_s(until - now)),
-        )
-        if isinstance(answer, TicketGrant):
+        answer, _ = yield from repeat(context, lambda now: call_of(_slice_s(until - now)))
+        if not isinstance(answer, str):
             return answer
         now = context.now()
         if until - now < INSTANT_S:
-            raise errors.WaitElapsedError(now - started_at, answer, "a ticket")
+            raise errors.WaitElapsedError(now - started_at, answer, what)
 
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:

@@ -54,9 +54,9 @@ _KINDS_OF_FIELD: Final = {
 """Fields that are one array of a row each, or absent; and numpy's kinds in them."""
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
 SEQUENCE_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "context": None}
-"""Fields of a sequence, and how many axes in front of their arrays its layout leaves open."""
+"""Fields of a sequence, and how many leading axes of their arrays its layout leaves open."""
 PART_FIELDS: Final[Mapping[str, int | None]] = {"tokens": 1, "arrays": None}
-"""The same of a part of a member."""
+"""The same for a part of a member."""
 _KINDS: Final = {Fragment: "fragment", TokenSequence: "sequence", Part: "part"}
 _IMAGE_SIDE_MIN: Final = 16
 _fields_of = attrgetter(*FIELDS)
@@ -89,7 +89,7 @@ def _attributes(fragment: Sendable) -> bytes:
     # an entry of this key, whose lengths are a byte each.
     index = b"%d" % fragment.fragment_index
     entry = b"\n\x0efragment_index\x12%c%b" % (len(index), index)
-    kind = next(name for kind, name in _KINDS.items() if isinstance(fragment, kind))
+    kind = next(kind for its_type, kind in _KINDS.items() if isinstance(fragment, its_type))
     return _fixed_attributes(
         kind, fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
     ) + b"\n%c%b" % (len(entry), entry)
@@ -108,21 +108,16 @@ def _fixed_attributes(kind: str, worker_id: str, session_id: str, model_version:
 
 
 def encode_fragment(fragment: Sendable, *, codecs: Codecs = "raw") -> list[memoryview]:
-    """Encode a fragment or sequence. See `encode_tree` about whose memory the buffers are."""
+    """Encode a fragment, sequence or part. See `encode_tree` about whose memory the buffers are."""
     return _encode(fragment, codecs)[1]
 
 
 def _encode(fragment: Sendable, codecs: Codecs) -> tuple[Layout, list[memoryview]]:
     attributes = fragment_attributes(fragment)
-    tree: Any
-    if isinstance(fragment, Part):
-        tree = {"tokens": fragment.tokens, "arrays": fragment.arrays}
-        return encode_with_layout(tree, attributes=attributes, codecs=codecs, leading=PART_FIELDS)
     if not isinstance(fragment, Fragment):
-        tree = {"tokens": fragment.tokens, "context": fragment.context}
-        return encode_with_layout(
-            tree, attributes=attributes, codecs=codecs, leading=SEQUENCE_FIELDS
-        )
+        leading = PART_FIELDS if isinstance(fragment, Part) else SEQUENCE_FIELDS
+        tree = {name: getattr(fragment, name) for name in leading}
+        return encode_with_layout(tree, attributes=attributes, codecs=codecs, leading=leading)
     layout, buffers = encode_with_layout(
         fragment_tree(fragment), attributes=attributes, codecs=codecs
     )

@@ -1,7 +1,7 @@
 """Verify payloads that differ in the lengths of open axes together; `alike` takes equal ones.
 
-Numpy does for all of them what `format.parse_head` does for one, which then reads what is refused
-here, and says what is wrong with it.
+Numpy does for all of them what `format.parse_head` does for one. A payload that is refused here is
+read once more by that function, which raises the error for it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,8 +23,7 @@ from breadbox.payload.receive import Placement, receive
 from breadbox.payload.unequal import UnequalPayloads
 from breadbox.reading.batches import Stack
 from breadbox.reading.devices import check_device, tensor_of
-from breadbox.reading.parts import PartArrays, joined, load_parts
-from breadbox.reading.parts import named as named
+from breadbox.reading.parts import PartArrays, joined, load_parts, named
 from breadbox.stores.base import PayloadStore
 
 if TYPE_CHECKING:

@@ -73,9 +73,9 @@ class Pacer:
         self._buffer = buffer
         self._changed = threading.Condition()
         self._filling: dict[str, HeldTicket] = {}
-        """By worker: of the fragment that it fills, or is about to."""
+        """Tickets of the fragments that workers fill or are about to, by worker."""
         self._sent: dict[tuple[str, str, int], HeldTicket] = {}
-        """By session, worker and index: of fragments that are being sent."""
+        """Tickets of the fragments that are being sent, by session, worker and index."""
         self._wanted: dict[str, None] = {}
         """Workers that lack a ticket, in order."""
         self._error: ReplayBufferError | None = None

@@ -231,18 +231,18 @@ class ReplayBuffer:
     def lacking(
         self, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
     ) -> list[list[inputs.GrantedFragment]]:
-        """Return members that lack a part, each with all that it has, as of a grant."""
+        """Return members that lack a part, each with all of its parts, as a grant would."""
         version = self._state.model.version or 0
         return [
             [
                 inputs.GrantedFragment(
                     each,
-                    ChunkId(-1),
-                    max(0, version - self._state.version_of(each)),
-                    0,
-                    1.0,
-                    1.0,
-                    0,
+                    chunk_id=ChunkId(-1),
+                    staleness=max(0, version - self._state.version_of(each)),
+                    use_count=0,
+                    priority=1.0,
+                    probability=1.0,
+                    population=0,
                 )
                 for each in member
             ]

@@ -40,14 +40,14 @@ class InlineBodies:
         if not bytes_max:
             return []
         payloads = [each.fragment.payload for each in granted]
-        bodies, absent = self.at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
+        bodies, absent = self.at_hand(payloads, bytes_max)
         if absent:
             await self.add(bodies, payloads, absent)
         return bodies if any(bodies) else []
 
     def at_hand(self, payloads: Sequence[Payload], bytes_max: int) -> tuple[list[bytes], list[int]]:
         """Return what is in memory, and positions of what only the store has."""
-        left = bytes_max
+        left = min(bytes_max, INLINE_REPLY_BYTES_MAX)
         size_max = self.size_bytes_max
         get = self.recent.get
         bodies = [b""] * len(payloads)

@@ -255,7 +255,7 @@ class Reads:
         caller: Caller,
         is_look: bool,
     ) -> ReadLease | None:
-        """Read what lacks of a reply, and return the lease on its payloads, or None."""
+        """Read what a reply lacks; return a lease on its payloads, or None if all are inline."""
         lease = None
         if not reply.is_whole:
             lease = self.leases.take(
@@ -265,7 +265,7 @@ class Reads:
             await self._core.turns.settled()
             await self._bodies.add(reply.bodies, payloads, absent)
         except BaseException:
-            # Nobody will hear of it.
+            # The caller has left.
             if lease is not None:
                 self.leases.release(lease.lease_id)
             raise
@@ -284,8 +284,8 @@ class Reads:
         inline_bytes_max: int,
         is_look: bool = False,
         caller: Caller = ANONYMOUS,
-    ) -> "tuple[MembersRead, ReadBody, ReadLease | None]":
-        """Return the parts of members, under a lease, of as many keys as a reply takes (B34)."""
+    ) -> tuple[MembersRead, ReadBody, ReadLease | None]:
+        """Return the parts of the first members, as many as a reply takes, under a lease (B34)."""
         self._core.check_serving()
 
         def look() -> MembersRead:
@@ -303,9 +303,7 @@ class Reads:
 
         found = await self._core.look(look)
         payloads = [each.payload for each in found.fragments]
-        bodies, absent = self._bodies.at_hand(
-            payloads, min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
-        )
+        bodies, absent = self._bodies.at_hand(payloads, inline_bytes_max)
         reply = ReadBody(bodies)
         lease = await self._leased(
             buffer, payloads, reply, absent, lease_s or found.lease_s, caller, is_look
@@ -351,9 +349,7 @@ class Reads:
         lease = self.leases.take(buffer, payloads, lease_s or held.config.lease_s, holder)
         keys = {(each.fragment.worker_id, each.fragment.fragment_index) for each in fragments}
         self._claims.add(lease, frozenset(keys))
-        bodies, absent = self._bodies.at_hand(
-            payloads, min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
-        )
+        bodies, absent = self._bodies.at_hand(payloads, inline_bytes_max)
         try:
             model = await self._core.durable_model(buffer)
             await self._bodies.add(bodies, payloads, absent)

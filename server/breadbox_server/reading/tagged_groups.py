@@ -1,6 +1,6 @@
-"""What became of groups, by a number of their members and by length: which kinds are dropped.
+"""Counts of delivered and dropped groups, by a number of their members (`tag`) and by length.
 
-In memory, bounded, in no journal. A group counts once it is delivered, or dropped before a use.
+In memory, bounded, and not journalled. A group counts once it is delivered, or dropped unused.
 """
 
 import json

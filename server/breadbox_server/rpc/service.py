@@ -325,7 +325,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def DropMembers(
         self, request: pb.DropMembersRequest, context: Context
     ) -> pb.DropMembersResponse:
-        """Let rows go by their keys."""
+        """Drop rows by their keys."""
         keys = convert.member_keys(request.keys)
         groups, members = zip(*keys, strict=True)
         count = await self._driver.core.call(

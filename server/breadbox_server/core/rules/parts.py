@@ -33,7 +33,11 @@ class MemberSeen(NamedTuple):
 
 
 def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment | None:
-    """Return the fragment that makes another one a duplicate, or a conflict; None if it is new."""
+    """Return the fragment that makes another one a duplicate, or a conflict; None if it is new.
+
+    A fragment that replaces is a duplicate only if it would change nothing: its part has the same
+    bytes and is the last of its member, and its numbers are set already.
+    """
     chunk = groups.chunk_of(worker)
     found = None if chunk is None else chunk.find(fragment.key)
     if chunk is None or found is None or not found.payload.size_bytes:
@@ -83,7 +87,7 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
 
 
 def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragment | None:
-    """Return what an admitted fragment replaces, or itself if only its numbers are to stay."""
+    """Return the fragment that an admitted one replaces, or itself if it has only numbers."""
     assert isinstance(state.assembly, Groups), "parts are of groups"
     chunk = state.assembly.chunk_of(worker)
     if chunk is None:
@@ -92,7 +96,7 @@ def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragm
 
 
 def drop(state: BufferState, input: inputs.DropMembers, *, now: float) -> int:
-    """Let rows go by their keys."""
+    """Drop rows by their keys; return how many there were."""
     groups = _rows(state)
     keys, gone = [], list[Fragment]()
     for name, member in zip(input.groups, input.members, strict=True):
@@ -118,7 +122,7 @@ def _rows(state: BufferState) -> Groups:
 def listed(
     state: BufferState, prefix: str, after: tuple[str, int], count_max: int
 ) -> list[MemberSeen]:
-    """List the first members of open groups after a key that begin with a prefix, in order."""
+    """List members of open groups with names that begin with a prefix, in order, after a key."""
     return list(islice(_members(state, prefix, after), count_max))
 
 
@@ -134,7 +138,9 @@ def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterato
         for member in sorted(chunk.members):
             if (name, member) > after:
                 parts = [
-                    part or TOKENS for part in chunk.members[member] if chunk.has((member, part))
+                    part or TOKENS
+                    for part, fragment in chunk.members[member].items()
+                    if fragment.payload.size_bytes
                 ]
                 yield MemberSeen(name, member, tuple(parts), chunk.numbers.get(member, ""))
 
@@ -150,13 +156,12 @@ def lacking(
     groups = state.assembly
     for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
         assert isinstance(chunk, GroupChunk), "of groups"
-        for member, places in chunk.members.items():
+        for member, parts in chunk.members.items():
             if len(taken) >= count_max:
                 return taken
-            if part in places or not chunk.has((member, "")) or not may_take(name, member):
+            if part in parts or not chunk.has((member, "")) or not may_take(name, member):
                 continue
-            held = [chunk.fragments[place] for _, place in sorted(places.items())]
-            taken.append(chunk.with_numbers(held))
+            taken.append(chunk.with_numbers([each for _, each in sorted(parts.items())]))
     return taken
 
 
@@ -171,7 +176,7 @@ def found(
     if chunk is None or member not in chunk.members:
         return None
     return [
-        chunk.fragments[place]
-        for part, place in chunk.members[member].items()
-        if chunk.has((member, part)) and (not parts or (part or TOKENS) in parts)
+        fragment
+        for part, fragment in chunk.members[member].items()
+        if fragment.payload.size_bytes and (not parts or (part or TOKENS) in parts)
     ]

@@ -65,8 +65,8 @@ class GroupChunk(OpenChunk):
     ) -> None:
         super().__init__(worker_id, list(fragments), touched_at, version_of)
         self.fragments = []
-        self.members: dict[int, dict[str, int]] = {}
-        """Places of the parts of each member, in the order in which they came."""
+        self.members: dict[int, dict[str, Fragment]] = {}
+        """Parts of each member, by name, in the order in which they came."""
         self.numbers: dict[int, str] = {}
         """Numbers of each member, from all that came of it."""
         self.complete: set[int] = set()
@@ -76,8 +76,7 @@ class GroupChunk(OpenChunk):
 
     def find(self, key: tuple[int, str]) -> Fragment | None:
         """Return a part of a member, or None if it has none."""
-        place = self.members.get(key[0], {}).get(key[1])
-        return None if place is None else self.fragments[place]
+        return self.members.get(key[0], {}).get(key[1])
 
     def has(self, key: tuple[int, str]) -> bool:
         """Return whether a member has a part, with a payload."""
@@ -93,37 +92,29 @@ class GroupChunk(OpenChunk):
         return not fragment.payload.size_bytes and fragment.fragment_index in self.members
 
     def take(self, fragment: Fragment) -> None:
-        """Take in a member, a part or numbers; one of the same key goes."""
+        """Take in a member, a part or numbers; replace a part of the same member and name."""
         member = fragment.fragment_index
         if fragment.numbers:
             known = self.numbers.get(member)
             self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
         if self.only_merges(fragment):
             return
-        places = self.members.setdefault(member, {})
-        if (gone := places.pop(fragment.part, None)) is not None:
+        parts = self.members.setdefault(member, {})
+        if (gone := parts.pop(fragment.part, None)) is not None:
             # What is attached last counts where arrays of several parts have one name.
-            del self.fragments[gone]
-            for others in self.members.values():
-                others.update({part: at - 1 for part, at in others.items() if at > gone})
-        places[fragment.part] = len(self.fragments)
+            self.fragments = [each for each in self.fragments if each is not gone]
+        parts[fragment.part] = fragment
         self.fragments.append(fragment)
         if self.has_all(member):
             self.complete.add(member)
 
     def take_out(self, member: int) -> list[Fragment]:
-        """Take a member out, and return all of it; O(fragments of the group)."""
-        gone = [each for each in self.fragments if each.fragment_index == member]
-        self._keep([each for each in self.fragments if each.fragment_index != member])
+        """Take a member out, and return its fragments; O(fragments of the group)."""
+        gone = [*self.members.pop(member).values()]
+        self.fragments = [each for each in self.fragments if each.fragment_index != member]
         self.complete.discard(member)
         self.numbers.pop(member, None)
         return gone
-
-    def _keep(self, fragments: list[Fragment]) -> None:
-        self.fragments = fragments
-        self.members.clear()
-        for place, each in enumerate(fragments):
-            self.members.setdefault(each.fragment_index, {})[each.part] = place
 
     def whole(self) -> list[Fragment]:
         """Return its fragments; the first of each member has its numbers."""
@@ -176,7 +167,7 @@ class Groups(Assembly):
         """Parts with which a member is complete; changes only while nothing is open."""
         self._on_left_over = on_left_over
         self._names: list[WorkerId] | None = None
-        """Groups by name, or None if one has come or gone since it was asked for."""
+        """Names of open groups in order, or None if one was opened or has ended since."""
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
@@ -291,11 +282,12 @@ class Groups(Assembly):
             self._on_left_over(left_over)
             fragments = [each for each in fragments if each.fragment_index in chunk.complete]
         members = chunk.with_numbers(fragments)
-        self._end_delivered(group, members, reason)
+        name = self._drop_equal()
+        self._end(group, GroupEndReason.EQUAL if name and _agree(members, name) else reason)
         return members
 
     def drop_row(self, name: WorkerId, member: int) -> list[Fragment]:
-        """Let a row go, and its group with the last one; return all of it, or nothing."""
+        """Drop a row, and its group with the last row; return its fragments, or nothing."""
         group = self.workers.get(name)
         chunk = self.chunk_of(group)
         if group is None or chunk is None or member not in chunk.members:
@@ -313,7 +305,7 @@ class Groups(Assembly):
         return gone
 
     def names_from(self, name: str) -> Iterator[WorkerId]:
-        """Go through the names of open groups, from one on; sorts them if there are others."""
+        """Yield the names of open groups from one on, in order; sort them if they have changed."""
         if self._names is None:
             self._names = sorted(self.open)
         for place in range(bisect_left(self._names, name), len(self._names)):
@@ -413,14 +405,10 @@ class Groups(Assembly):
         """Describe the open groups that had no member for the longest time."""
         for chunk in list(self.open.values())[:SHOWN_MAX] if self.fragments_per_chunk else ():
             assert isinstance(chunk, GroupChunk), "of groups"
-            yield self._described(chunk, now)
-
-    def _described(self, chunk: GroupChunk, now: float) -> OpenGroup:
-        there = chunk.complete
-        lacking = [each for each in range(self.fragments_per_chunk) if each not in there]
-        return OpenGroup(
-            chunk.worker_id, len(there), tuple(lacking[:SHOWN_MAX]), now - chunk.touched_at
-        )
+            there = chunk.complete
+            lacking = [each for each in range(self.fragments_per_chunk) if each not in there]
+            silent_s = now - chunk.touched_at
+            yield OpenGroup(chunk.worker_id, len(there), tuple(lacking[:SHOWN_MAX]), silent_s)
 
     def _end(self, group: Worker, reason: GroupEndReason) -> None:
         if group.end is not None:
@@ -430,14 +418,6 @@ class Groups(Assembly):
         self._ends[group.end_number] = group
         self.tickets.end(group.worker_id, TicketEnd.GROUP_ENDED)
         self._on_end(reason)
-
-    def _end_delivered(
-        self, group: Worker, members: Sequence[Fragment], reason: GroupEndReason
-    ) -> None:
-        name = self._drop_equal()
-        if name and _agree(members, name):
-            reason = GroupEndReason.EQUAL
-        self._end(group, reason)
 
     def check_invariants(self) -> None:
         """Assert O1 to O4 and A2, A3; O(groups remembered)."""
@@ -458,8 +438,8 @@ class Groups(Assembly):
         assert len(keys) == len(chunk.fragments), "O1: a part twice"
         size = self.fragments_per_chunk
         assert max(chunk.members) < (size or MEMBERS_MAX), "O1: members"
-        placed = {(m, part): at for m, parts in chunk.members.items() for part, at in parts.items()}
-        assert placed == {each.key: at for at, each in enumerate(chunk.fragments)}, "O1: places"
+        placed = {(m, part): p for m, parts in chunk.members.items() for part, p in parts.items()}
+        assert placed == {each.key: each for each in chunk.fragments}, "O1: parts"
         assert chunk.complete == {each for each in chunk.members if chunk.has_all(each)}, "O5"
         assert not size or len(chunk.complete) < size, "A2: length"
 
