@@ -14,6 +14,7 @@ from breadbox_server.core.model.config import MEMBER_PARTS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
+from breadbox_server.core.model.validation import check_part_name
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.groups import GroupChunk, Groups
@@ -146,16 +147,21 @@ def lacking(
 
     Those of the longest silent group come first; O(members of open groups).
     """
+    if not part:
+        raise errors.InvalidArgumentError("lacking", "must not be empty")
+    check_part_name("lacking", part)
     taken: list[list[Fragment]] = []
     groups = state.assembly
-    for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
+    if not isinstance(groups, Groups):
+        raise errors.InvalidArgumentError("buffer", "has no members: that needs `assembly` groups")
+    for name, chunk in groups.open.items():
         assert isinstance(chunk, GroupChunk), "of groups"
-        for member, places in chunk.members.items():
+        for member, parts in chunk.members.items():
             if len(taken) >= count_max:
                 return taken
-            if part in places or not chunk.has((member, "")) or not may_take(name, member):
+            if part in parts or not chunk.has((member, "")) or not may_take(name, member):
                 continue
-            held = [chunk.fragments[place] for _, place in sorted(places.items())]
+            held = [fragment for _, fragment in sorted(parts.items())]
             taken.append(chunk.with_numbers(held))
     return taken
 
@@ -171,7 +177,7 @@ def found(
     if chunk is None or member not in chunk.members:
         return None
     return [
-        chunk.fragments[place]
-        for part, place in chunk.members[member].items()
+        fragment
+        for part, fragment in chunk.members[member].items()
         if chunk.has((member, part)) and (not parts or (part or TOKENS) in parts)
     ]
