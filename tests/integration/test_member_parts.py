@@ -191,6 +191,21 @@ def test_a_claim_waits_for_a_member_and_for_another_claim_to_expire(
             assert [each.metadata.worker_id for each in claim.references] == ["g"]
 
 
+@pytest.mark.parametrize("lacking", ["", "tokens", "x" * 65, "a\n"])
+def test_a_claim_of_a_part_that_no_member_can_lack_is_refused(
+    client: breadbox.Client, lacking: str
+) -> None:
+    client.append(completion(0))
+    with pytest.raises(InvalidRequestError, match="lacking"):
+        client.claim(lacking, max_wait_s=30)
+
+
+def test_a_claim_where_there_are_no_groups_is_refused(client: breadbox.Client) -> None:
+    client.create_buffer("steps", breadbox.BufferConfig())
+    with pytest.raises(InvalidRequestError, match="`assembly` groups"):
+        client.claim("reward", max_wait_s=30, buffer="steps")
+
+
 VERIFY = """
 import sys
 import breadbox

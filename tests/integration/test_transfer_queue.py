@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import breadbox
 from breadbox.testing import ServerProcess, start_server
 from peers.packages import require
 
@@ -389,6 +390,31 @@ def test_a_checkpoint_is_exact_or_keeps_what_came_since(
         assert client.check_consumption_status("read", partition)
     with pytest.raises(FileNotFoundError):
         tq.load_checkpoint(tmp_path / "none")
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_and_leaves_the_rows(
+    partition: str, tmp_path: Path
+) -> None:
+    put(partition, ["a"], x=torch.arange(1000).reshape(1, -1))
+    tq.save_checkpoint(tmp_path)
+    (rows,) = tmp_path.glob("rows-*.bin")
+    rows.write_bytes(rows.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="has 7999 bytes, not 8000"):
+        tq.load_checkpoint(tmp_path)
+    assert [*range(1000)] == tq.kv_batch_get("a", partition)["x"][0].tolist()
+
+
+def test_a_buffer_of_another_kind_is_refused_and_keeps_its_session(
+    monkeypatch: pytest.MonkeyPatch, server: ServerProcess
+) -> None:
+    tq.close()
+    with breadbox.connect(server.address, buffer="steps") as client:
+        client.create_buffer("steps", breadbox.BufferConfig())
+        client.start_session("run")
+        monkeypatch.setenv("BREADBOX_BUFFER", "steps")
+        with pytest.raises(ValueError, match="'steps' keeps no rows"):
+            tq.init()
+        assert "run" == client.get_buffer().session_id
 
 
 async def test_awaited_functions_leave_the_callers_loop_running(

@@ -40,7 +40,8 @@ def save_checkpoint(
     with open(folder / name, "wb") as file:
         index = runtime.start(_saved(file)).result()
         os.fsync(file.fileno())
-    about = {"file": name, "rows": index, "user_metadata": metadata or {}}
+        size_bytes = file.tell()
+    about = {"file": name, "size_bytes": size_bytes, "rows": index, "user_metadata": metadata or {}}
     with open(folder / f"{name}.json", "w", encoding="utf-8") as file:
         json.dump(about, file)
         file.flush()
@@ -76,10 +77,14 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
 
     Raises:
         FileNotFoundError: There is no checkpoint, or its file of rows is gone.
+        ValueError: Its file of rows is not whole. No row was changed.
     """
     folder = Path(checkpoint_dir)
     about = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
     with open(folder / about["file"], "rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes != about["size_bytes"]:
+            raise ValueError(f"{file.name} has {size_bytes} bytes, not {about['size_bytes']}")
         runtime.start(_loaded(file, about["rows"])).result()
 
 

@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -57,7 +56,9 @@ class Runtime:
         """Close the client; on the loop. The next call connects again."""
         task, self._rows = self._rows, None
         if task is not None:
-            await (await task).client.close()
+            await asyncio.wait([task])
+            if not task.exception():
+                await task.result().client.close()
 
 
 async def _connected() -> Rows:
@@ -67,8 +68,13 @@ async def _connected() -> Rows:
     config = breadbox.BufferConfig(
         assembly=breadbox.AssemblyPolicy.GROUPS, fragments_per_chunk=0, workers_max=ROWS_MAX
     )
-    with suppress(BufferExistsError):
+    try:
         await client.create_buffer(buffer, config)
+    except BufferExistsError:
+        there = (await client.get_buffer(buffer)).config
+        if (there.assembly, there.fragments_per_chunk) != (breadbox.AssemblyPolicy.GROUPS, 0):
+            await client.close()
+            raise ValueError(f"buffer {buffer!r} keeps no rows: name another one") from None
     await client.start_session(BUFFER)
     return Rows(client)
 

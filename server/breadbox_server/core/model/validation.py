@@ -104,13 +104,18 @@ def check_fragment(fragment: Fragment) -> None:
         check_payload("payload", fragment.payload)
 
 
-def _check_part(fragment: Fragment) -> None:
-    name, payload = fragment.part, fragment.payload
+def check_part_name(field: str, name: str) -> None:
+    """Refuse a name that no part can have; the error does not repeat it."""
     if not name.isprintable() or len(name.encode()) > PART_NAME_BYTES_MAX:
         raise InvalidArgumentError(
-            "part", f"must be at most {PART_NAME_BYTES_MAX} bytes of printable text"
+            field, f"must be at most {PART_NAME_BYTES_MAX} bytes of printable text"
         )
     if name == TOKENS:
-        raise InvalidArgumentError("part", f"cannot be {TOKENS!r}, the name of a member's sequence")
+        raise InvalidArgumentError(field, f"cannot be {TOKENS!r}, the name of a member's sequence")
+
+
+def _check_part(fragment: Fragment) -> None:
+    name, payload = fragment.part, fragment.payload
+    check_part_name("part", name)
     if name or payload.payload_id:
         check_payload("payload", payload)

@@ -55,6 +55,9 @@ def _offer_one(
     preview = room.preview(state.assembly, worker, fragment)
     answer = intake.judge(state, fragment, worker, preview)
     outcome = answer.outcome
+    if fragment.replaces and fragment.worker_id in room.tails:
+        # Judged again behind what is reserved of its group: the last part of a member counts.
+        outcome = AdmissionOutcome.ADMITTED if outcome is AdmissionOutcome.DUPLICATE else outcome
     if outcome is AdmissionOutcome.ADMITTED:
         if behind is None or intake.may_overtake(state, behind, preview.closes_chunk):
             reservation.is_usual = False

@@ -14,6 +14,7 @@ from breadbox_server.core.model.config import MEMBER_PARTS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
+from breadbox_server.core.model.validation import check_part_name
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.groups import GroupChunk, Groups
@@ -152,9 +153,14 @@ def lacking(
 
     Those of the longest silent group come first; O(members of open groups).
     """
+    if not part:
+        raise errors.InvalidArgumentError("lacking", "must not be empty")
+    check_part_name("lacking", part)
     taken: list[list[Fragment]] = []
     groups = state.assembly
-    for name, chunk in groups.open.items() if isinstance(groups, Groups) else ():
+    if not isinstance(groups, Groups):
+        raise errors.InvalidArgumentError("buffer", "has no members: that needs `assembly` groups")
+    for name, chunk in groups.open.items():
         assert isinstance(chunk, GroupChunk), "of groups"
         for member, parts in chunk.members.items():
             if len(taken) >= count_max:

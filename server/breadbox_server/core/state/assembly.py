@@ -78,7 +78,7 @@ class OutcomeWindow:
 class OpenChunk:
     """A worker's chunk still being filled."""
 
-    __slots__ = ("fragments", "touched_at", "version", "worker_id")
+    __slots__ = ("kept", "touched_at", "version", "worker_id")
 
     def __init__(
         self,
@@ -88,9 +88,15 @@ class OpenChunk:
         version_of: VersionOf,
     ) -> None:
         self.worker_id = worker_id
-        self.fragments = fragments
+        self.kept = fragments
+        """Its fragments; a group has them by member and part instead."""
         self.version = min(map(version_of, fragments))
         self.touched_at = touched_at
+
+    @property
+    def fragments(self) -> list[Fragment]:
+        """What it holds, in order."""
+        return self.kept
 
     @property
     def size_bytes(self) -> int:
@@ -232,7 +238,7 @@ class Assembly:
         gone, kept = open_chunk.fragments[: place + 1], open_chunk.fragments[place + 1 :]
         if not kept:
             return self.discard(worker)
-        open_chunk.fragments = kept
+        open_chunk.kept = kept
         open_chunk.version = min(map(self.version_of, kept))
         self._by_version.push((open_chunk.version, worker.worker_id))
         self.open_fragment_count -= len(gone)

@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 from breadbox_server.core.model.config import MEMBERS_MAX
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
-from breadbox_server.core.model.ids import PayloadId, WorkerId
+from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
 from breadbox_server.core.pacing import Reserved
 from breadbox_server.core.state.assembly import (
@@ -64,15 +64,32 @@ class GroupChunk(OpenChunk):
         required: Sequence[str],
     ) -> None:
         super().__init__(worker_id, list(fragments), touched_at, version_of)
-        self.fragments = []
+        self.kept = []
         self.members: dict[int, dict[str, Fragment]] = {}
-        """Parts of each member, by name, in the order in which they came."""
+        """The parts of each member, in the order in which they came."""
         self.numbers: dict[int, str] = {}
         """Numbers of each member, from all that came of it."""
         self.complete: set[int] = set()
         self.required = required
         for each in fragments:
             self.take(each)
+
+    @property
+    def fragments(self) -> list[Fragment]:
+        """All parts, member by member; O(fragments of the group)."""
+        return list(self._all())
+
+    def _all(self) -> Iterator[Fragment]:
+        return (each for parts in self.members.values() for each in parts.values())
+
+    def oldest(self, version_of: VersionOf) -> ModelVersion:
+        """Return the version of the oldest part, with a look at few where it is still there."""
+        found = list[ModelVersion]()
+        for each in self._all():
+            found.append(version_of(each))
+            if found[-1] == self.version:
+                break
+        return min(found)
 
     def find(self, key: tuple[int, str]) -> Fragment | None:
         """Return a part of a member, or None if it has none."""
@@ -91,30 +108,30 @@ class GroupChunk(OpenChunk):
         """Return whether nothing of a fragment stays but its numbers."""
         return not fragment.payload.size_bytes and fragment.fragment_index in self.members
 
-    def take(self, fragment: Fragment) -> None:
-        """Take in a member, a part or numbers; replace a part of the same member and name."""
+    def take(self, fragment: Fragment) -> int:
+        """Take in a member, a part or numbers, and return how many fragments more there are.
+
+        One of the same key goes: what is attached last counts where arrays of several parts have
+        one name.
+        """
         member = fragment.fragment_index
         if fragment.numbers:
             known = self.numbers.get(member)
             self.numbers[member] = merged(known, fragment.numbers) if known else fragment.numbers
         if self.only_merges(fragment):
-            return
+            return 0
         parts = self.members.setdefault(member, {})
-        if (gone := parts.pop(fragment.part, None)) is not None:
-            # What is attached last counts where arrays of several parts have one name.
-            self.fragments = [each for each in self.fragments if each is not gone]
+        gone = parts.pop(fragment.part, None)
         parts[fragment.part] = fragment
-        self.fragments.append(fragment)
         if self.has_all(member):
             self.complete.add(member)
+        return 1 if gone is None else 0
 
     def take_out(self, member: int) -> list[Fragment]:
-        """Take a member out, and return its fragments; O(fragments of the group)."""
-        gone = [*self.members.pop(member).values()]
-        self.fragments = [each for each in self.fragments if each.fragment_index != member]
+        """Take a member out, and return all of it."""
         self.complete.discard(member)
         self.numbers.pop(member, None)
-        return gone
+        return list(self.members.pop(member).values())
 
     def whole(self) -> list[Fragment]:
         """Return its fragments; the first of each member has its numbers."""
@@ -253,11 +270,9 @@ class Groups(Assembly):
             chunk = self.chunk_of(worker)
             assert chunk is not None, "opened just now"
         else:
-            before = len(chunk.fragments)
-            chunk.take(fragment)
+            self.open_fragment_count += chunk.take(fragment)
             chunk.touched_at = now
             self.open.move_to_end(worker.worker_id)
-            self.open_fragment_count += len(chunk.fragments) - before
             version = self.version_of(fragment)
             if version < chunk.version:
                 chunk.version = version
@@ -298,7 +313,7 @@ class Groups(Assembly):
             return self.discard(group)
         gone = chunk.take_out(member)
         self.open_fragment_count -= len(gone)
-        version = min(map(self.version_of, chunk.fragments))
+        version = chunk.oldest(self.version_of)
         if version != chunk.version:
             chunk.version = version
             self._by_version.push((version, name))
@@ -434,12 +449,11 @@ class Groups(Assembly):
 
     def _check_chunk(self, chunk: OpenChunk) -> None:
         assert isinstance(chunk, GroupChunk), "O1: a group"
-        keys = {each.key for each in chunk.fragments}
-        assert len(keys) == len(chunk.fragments), "O1: a part twice"
         size = self.fragments_per_chunk
         assert max(chunk.members) < (size or MEMBERS_MAX), "O1: members"
-        placed = {(m, part): p for m, parts in chunk.members.items() for part, p in parts.items()}
-        assert placed == {each.key: each for each in chunk.fragments}, "O1: parts"
+        keys = [(member, part) for member, parts in chunk.members.items() for part in parts]
+        assert keys == [each.key for each in chunk.fragments], "O1: keys"
+        assert all(chunk.members.values()), "O1: a member of nothing"
         assert chunk.complete == {each for each in chunk.members if chunk.has_all(each)}, "O5"
         assert not size or len(chunk.complete) < size, "A2: length"
 

@@ -91,8 +91,6 @@ class Room:
         """Return whether a fragment can be judged only once another one is settled."""
         tail = self.tails.get(fragment.worker_id)
         if tail is not None and tail.members is not None:
-            if fragment.replaces:  # The part that is settled last is the last of its member.
-                return any([member == fragment.fragment_index for member, _ in tail.members])
             return fragment.key in tail.members
         return tail is not None and fragment.fragment_index < tail.next_index
 
