@@ -20,7 +20,7 @@ from breadbox.model.options import ClientOptions
 from breadbox.model.types import LeaseGrant, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import Granted
-from breadbox.reading import batches
+from breadbox.reading import batches, parts
 from breadbox.reading.loading import LoaderKeywords, LoadOrder
 from breadbox.stores.base import PayloadStore
 from breadbox.transport import background as keeping
@@ -221,7 +221,7 @@ async def test_a_cancel_while_the_unreadable_are_looked_for_returns_an_async_lea
         async with async_client.fetch(FRAGMENT_COUNT):
             raise errors.PayloadCorruptError("a block has another checksum")
 
-    monkeypatch.setattr(payload, "read_fragments", read_fragments)
+    monkeypatch.setattr(parts, "read_fragments", read_fragments)
     task = asyncio.get_running_loop().create_task(body())
     assert await asyncio.to_thread(looks.wait, 10)
     task.cancel()
