@@ -1,6 +1,7 @@
 """Rows of one group are replaced and dropped without a look at all others of the group."""
 
 import random
+import sys
 import time
 
 import pytest
@@ -16,7 +17,10 @@ from support.inputs import start_session
 MEMBERS, PARTS = 1024, 8
 PROCESSOR_S_MAX = 4.0
 """Many times what it takes, and a small part of the time with a look at all others."""
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time"),
+]
 
 
 def parts_of(member: int, start: int) -> list[Fragment]:

@@ -1,0 +1,132 @@
+"""Parts, rows and claims: what is refused, listed, found and lacking."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from breadbox_server.core.buffers import DEFAULT_BUFFER as B
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
+from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.ids import BufferName, PayloadId, RequestId, WorkerId
+from breadbox_server.core.model.inputs import (
+    AdmissionOutcome,
+    AppendFragments,
+    DropMembers,
+    Fetch,
+    Fragment,
+    Payload,
+)
+from breadbox_server.core.model.validation import check_fragment
+from core.test_rows_simulated import Rows
+
+NO_PAYLOAD = Payload(PayloadId(""), 0, 0)
+ADMITTED = AdmissionOutcome.ADMITTED
+ROWS: dict[str, Any] = {"assembly": AssemblyPolicy.GROUPS, "fragments_per_chunk": 0}
+
+
+def world(**limits: Any) -> Rows:
+    return Rows(0, BufferConfig(**(ROWS | limits)))
+
+
+def attach(it: Rows, *fragments: Fragment) -> list[AdmissionOutcome]:
+    answers = it.buffers.apply(AppendFragments(B, list(fragments)), now=0.0)
+    return [each.outcome for each in answers]
+
+
+def part(it: Rows, group: str, name: str, member: int = 0, **fields: Any) -> Fragment:
+    made = it.part((group, member), name, schema_hash=1, replaces=False)
+    return replace(made, **({"numbers": ""} | fields))
+
+
+def test_rows_are_listed_by_prefix_and_found_by_key() -> None:
+    it = world()
+    assert [ADMITTED] * 3 == attach(
+        it, part(it, "a-1", "ids"), part(it, "a-2", "ids"), part(it, "b", "ids")
+    )
+    held = it.buffers[B]
+    assert ["a-1", "a-2"] == [each.group for each in held.members("a-", ("", -1), 9)]
+    assert ["a-2"] == [each.group for each in held.members("a-", ("a-1", 0), 9)]
+    assert ["ids"] == [each.part for each in held.parts(WorkerId("b"), 0, ()) or ()]
+    assert [] == held.parts(WorkerId("b"), 0, ("other",))
+    assert held.parts(WorkerId("c"), 0, ()) is None
+    assert 0 == it.buffers.apply(DropMembers(B, (WorkerId("c"),), (0,)), now=0.0)
+    assert 3 == it.buffers.admitted_count(B)
+    assert (0, "", "") == (
+        it.buffers.admitted_count(BufferName("none")),
+        it.buffers.tag(BufferName("none")),
+        it.buffers.tag(B),
+    )
+
+
+def test_members_that_lack_a_part_are_found_with_what_they_have() -> None:
+    it = world(fragments_per_chunk=4, required_parts="tokens,reward")
+    attach(it, it.tokens(("g", 0)), it.tokens(("g", 1)), part(it, "g", "reward", 1))
+    attach(it, part(it, "g", "score", 2))
+    held = it.buffers[B]
+
+    def found(count: int = 9, part: str = "reward") -> list[int]:
+        taken = held.lacking(part, count, lambda *_: True)
+        return [each[0].fragment.fragment_index for each in taken]
+
+    assert ([0], [0, 1], [0], []) == (found(), found(part="x"), found(1, "x"), found(0))
+    assert [] == held.lacking("reward", 9, lambda *_: False)
+    for name in ("", "tokens", "a\n"):
+        with pytest.raises(InvalidArgumentError, match="lacking"):
+            found(part=name)
+
+
+def test_a_buffer_without_groups_has_no_members_and_takes_no_parts() -> None:
+    it = world(assembly=AssemblyPolicy.CONSECUTIVE, fragments_per_chunk=1)
+    held = it.buffers[B]
+    assert [] == held.members("", ("", -1), 9)
+    assert held.parts(WorkerId("w"), 0, ()) is None
+    with pytest.raises(InvalidArgumentError, match="`assembly` groups"):
+        held.lacking("reward", 1, lambda *_: True)
+    with pytest.raises(InvalidArgumentError, match="`assembly` groups"):
+        attach(it, part(it, "g", "ids"))
+    with pytest.raises(InvalidArgumentError, match="keeps no rows"):
+        it.buffers.apply(DropMembers(B, (WorkerId("g"),), (0,)), now=0.0)
+
+
+def test_too_much_of_a_member_is_refused() -> None:
+    it = world()
+    attach(it, *[part(it, "g", f"p{n}") for n in range(64)])
+    with pytest.raises(InvalidArgumentError, match="is one of 65"):
+        attach(it, part(it, "g", "more"))
+    attach(it, part(it, "n", "a", numbers='{"a":1}'))
+    many = "{%s}" % ",".join(f'"n{n}":1' for n in range(16))
+    with pytest.raises(InvalidArgumentError, match="are 17"):
+        attach(it, part(it, "n", "b", numbers=many))
+    grouped = world(fragments_per_chunk=2)
+    with pytest.raises(InvalidArgumentError, match="is for buffers of rows"):
+        attach(grouped, part(grouped, "g", "ids", replaces=True))
+    fetch = Fetch(B, request_id=RequestId("r"), fragment_count=1, deadline_at=1.0)
+    with pytest.raises(InvalidArgumentError, match="keeps rows"):
+        it.buffers.apply(fetch, now=0.0)
+
+
+@pytest.mark.parametrize("names", ["reward", "tokens,tokens", "tokens,", "tokens," + "x" * 65])
+def test_required_parts_are_different_names_with_tokens(names: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="required_parts"):
+        BufferConfig(assembly=AssemblyPolicy.GROUPS, required_parts=names)
+
+
+def test_required_parts_are_of_groups_that_close() -> None:
+    with pytest.raises(InvalidArgumentError, match="is for `assembly` groups"):
+        BufferConfig(required_parts="tokens,reward")
+
+
+def test_parts_are_checked() -> None:
+    it = world()
+    fields = {"model_version_min": 0, "model_version_max": 0, "step_count": 1}
+    check_fragment(part(it, "g", "ids", **fields))
+    alone = part(it, "g", "", numbers='{"a":1}', session_id="", **fields)
+    check_fragment(replace(alone, payload=NO_PAYLOAD))
+    for name, problem in {
+        "tokens": "cannot be",
+        "x" * 65: "at most 64",
+        "a\n": "printable",
+    }.items():
+        with pytest.raises(InvalidArgumentError, match=problem):
+            check_fragment(part(it, "g", name, **fields))
