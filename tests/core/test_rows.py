@@ -1,5 +1,6 @@
 """Parts, rows and claims: what is refused, listed, found and lacking."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_too_much_of_a_member_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="is one of 65"):
         attach(it, part(it, "g", "more"))
     attach(it, part(it, "n", "a", numbers='{"a":1}'))
-    many = "{%s}" % ",".join(f'"n{n}":1' for n in range(16))
+    many = json.dumps({f"n{number}": 1 for number in range(16)})
     with pytest.raises(InvalidArgumentError, match="are 17"):
         attach(it, part(it, "n", "b", numbers=many))
     grouped = world(fragments_per_chunk=2)
