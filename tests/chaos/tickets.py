@@ -35,7 +35,7 @@ class Held:
     pending: list[tuple[float, Member]] = field(default_factory=list)
     """Members, and when they are finished."""
     given_back: list[tuple[float, int | None]] = field(default_factory=list)
-    """Members that fail, and when; None: the group."""
+    """Members that fail, and when, or None if the whole group does."""
 
 
 class Holder:

@@ -162,7 +162,7 @@ KILLS = 8
 
 @pytest.mark.long
 def test_it_ends_at_60_percent_although_any_process_is_killed_at_any_time(tmp_path: Path) -> None:
-    """Of sums that it never trains on."""
+    """Accuracy is on sums that no process trains on."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # noqa: T201 - to repeat it
     rng, said, status, kills = random.Random(seed), "", -signal.SIGKILL, 0
