@@ -392,7 +392,11 @@ class Client(ProcessBound):
         return self._run(members.attach, buffer, parts, replace=replace)
 
     def members(
-        self, prefix: str = "", *, buffer: str | None = None
+        self,
+        prefix: str = "",
+        *,
+        keys: Sequence[tuple[str, int]] | None = None,
+        buffer: str | None = None,
     ) -> list[types.MemberDescription]:
         """List the members of open groups, or rows, with their parts and numbers.
 
@@ -402,9 +406,10 @@ class Client(ProcessBound):
         ```
 
         Returns those of groups with names that begin with `prefix`, in order of group and member,
-        page by page: one that comes or goes meanwhile may be listed or not.
+        page by page: one that comes or goes meanwhile may be listed or not. With *keys*, groups and
+        numbers of members, those alone, in that order; what is not there is left out.
         """
-        return self._run(members.members, buffer, prefix)
+        return self._run(members.members, buffer, prefix, keys)
 
     def read_members(
         self,

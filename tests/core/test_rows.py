@@ -52,6 +52,8 @@ def test_rows_are_listed_by_prefix_and_found_by_key() -> None:
     assert [] == held.parts(WorkerId("b"), 0, ("other",))
     assert held.parts(WorkerId("c"), 0, ()) is None
     assert 0 == it.buffers.apply(DropMembers(B, (WorkerId("c"),), (0,)), now=0.0)
+    keys = [(WorkerId("b"), 0), (WorkerId("c"), 0), (WorkerId("a-1"), 0), (WorkerId("b"), 1)]
+    assert ["b", "a-1"] == [each.group for each in held.members_by_key(keys)]
     assert 3 == it.buffers.admitted_count(B)
     assert (0, "", "") == (
         it.buffers.admitted_count(BufferName("none")),
@@ -80,7 +82,7 @@ def test_members_that_lack_a_part_are_found_with_what_they_have() -> None:
 def test_a_buffer_without_groups_has_no_members_and_takes_no_parts() -> None:
     it = world(assembly=AssemblyPolicy.CONSECUTIVE, fragments_per_chunk=1)
     held = it.buffers[B]
-    assert [] == held.members("", ("", -1), 9)
+    assert [] == held.members("", ("", -1), 9) == held.members_by_key([(WorkerId("w"), 0)])
     assert held.parts(WorkerId("w"), 0, ()) is None
     with pytest.raises(InvalidArgumentError, match="`assembly` groups"):
         held.lacking("reward", 1, lambda *_: True)

@@ -79,6 +79,16 @@ def test_many_rows_come_back_in_the_order_asked_for(client: breadbox.Client, cou
     assert [each.group for each in client.members()] == sorted(names)
 
 
+def test_rows_are_listed_by_their_keys_in_the_order_asked_for(client: breadbox.Client) -> None:
+    """More of them than a reply lists."""
+    names = [f"row-{number}" for number in range(1500)]
+    client.attach(breadbox.Part(name, numbers={"place": n}) for n, name in enumerate(names))
+    listed = client.members(keys=[(name, 0) for name in [*reversed(names), "gone"]])
+    assert [each.group for each in listed] == [*reversed(names)]
+    assert [each.numbers["place"] for each in listed] == [*reversed(range(1500))]
+    assert [] == client.members(keys=[])
+
+
 def test_the_same_bytes_again_change_nothing_and_others_are_a_conflict(
     client: breadbox.Client,
 ) -> None:

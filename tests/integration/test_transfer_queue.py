@@ -417,6 +417,23 @@ def test_a_buffer_of_another_kind_is_refused_and_keeps_its_session(
         assert "run" == client.get_buffer().session_id
 
 
+def test_rows_of_another_session_stay_and_are_used(
+    monkeypatch: pytest.MonkeyPatch, server: ServerProcess
+) -> None:
+    tq.close()
+    limits = breadbox.BufferConfig(assembly=breadbox.AssemblyPolicy.GROUPS, fragments_per_chunk=0)
+    with breadbox.connect(server.address, buffer="theirs") as client:
+        client.create_buffer("theirs", limits)
+        client.start_session("run")
+        client.attach(breadbox.Part("p:a", numbers={"n": 1}))
+        monkeypatch.setenv("BREADBOX_BUFFER", "theirs")
+        tq.init()
+        tq.kv_put("b", "p", tag={"n": 2})
+        assert {"p": {"a": {"n": 1}, "b": {"n": 2}}} == tq.kv_list("p")
+        assert "run" == client.get_buffer().session_id
+    tq.close()
+
+
 async def test_awaited_functions_leave_the_callers_loop_running(
     partition: str, server: ServerProcess
 ) -> None:

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from os.path import commonprefix
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -131,10 +130,12 @@ class Rows:
         self, partition: str | None, keys: Sequence[str] | None = None
     ) -> dict[str, Row]:
         """Return rows by their groups: of a partition, sorted, or of keys, as asked for."""
-        groups = None if keys is None else [group_of(partition or "", key) for key in keys]
-        prefix = prefix_of(partition) if groups is None else commonprefix(groups)  # noqa: RUF071
-        rows = {each.group: row_of(each) for each in await self.client.members(prefix)}
-        return rows if groups is None else {each: rows[each] for each in groups if each in rows}
+        if keys is None:
+            found = await self.client.members(prefix_of(partition))
+        else:
+            named = [(group_of(partition or "", key), 0) for key in keys]
+            found = await self.client.members(keys=named)
+        return {each.group: row_of(each) for each in found}
 
     async def read(self, rows: Sequence[Row], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return the stored values of columns that all rows have.

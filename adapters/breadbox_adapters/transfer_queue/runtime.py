@@ -75,7 +75,9 @@ async def _connected() -> Rows:
         if (there.assembly, there.fragments_per_chunk) != (breadbox.AssemblyPolicy.GROUPS, 0):
             await client.close()
             raise ValueError(f"buffer {buffer!r} keeps no rows: name another one") from None
-    await client.start_session(BUFFER)
+    model = await client.watch_model()
+    if model is None or not model.session_id:  # Another session's rows would go with it.
+        await client.start_session(BUFFER)
     return Rows(client)
 
 

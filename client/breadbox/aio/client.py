@@ -209,9 +209,13 @@ class Client(ProcessBound):
         return await self._run(members.attach, buffer, parts, replace=replace)
 
     async def members(
-        self, prefix: str = "", *, buffer: str | None = None
+        self,
+        prefix: str = "",
+        *,
+        keys: Sequence[tuple[str, int]] | None = None,
+        buffer: str | None = None,
     ) -> list[types.MemberDescription]:
-        return await self._run(members.members, buffer, prefix)
+        return await self._run(members.members, buffer, prefix, keys)
 
     async def read_members(
         self,

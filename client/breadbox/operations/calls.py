@@ -187,7 +187,7 @@ def give_back_ticket(buffer: str, group: str, member: int | None) -> Call[None]:
 
 
 def list_members(
-    buffer: str, prefix: str, after: tuple[str, int] | None
+    buffer: str, prefix: str, after: tuple[str, int] | None, keys: Sequence[tuple[str, int]] = ()
 ) -> Call[tuple[list[types.MemberDescription], tuple[str, int] | None]]:
     """List a page of members; the answer has the key to go on after, or None."""
 
@@ -204,6 +204,7 @@ def list_members(
         buffer=buffer,
         prefix=prefix,
         after=None if after is None else wire.member_keys([after])[0],
+        keys=wire.member_keys(keys),
     )
 
 

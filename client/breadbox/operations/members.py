@@ -25,6 +25,8 @@ from breadbox.operations.operations import Context, Operation
 
 KEYS_MAX: Final = 4096
 """Parts, or keys, of one call."""
+LISTED_MAX: Final = 1024
+"""Keys of members that one call lists."""
 TOKENS: Final = "tokens"
 """Name of the part that a sequence is."""
 Key = tuple[str, int]
@@ -48,9 +50,16 @@ def attach(
     return results
 
 
-def members(context: Context, buffer: str, prefix: str) -> Operation[list[MemberDescription]]:
-    """List all members of open groups with names that begin with a prefix."""
+def members(
+    context: Context, buffer: str, prefix: str, keys: Sequence[Key] | None
+) -> Operation[list[MemberDescription]]:
+    """List all members of open groups with names that begin with a prefix, or those of keys."""
     found: list[MemberDescription] = []
+    if keys is not None:
+        for start in range(0, len(keys), LISTED_MAX):
+            call = calls.list_members(buffer, "", None, keys[start : start + LISTED_MAX])
+            found += (yield from operations.invoke(context, call))[0]
+        return found
     after: Key | None = None
     while True:
         call = calls.list_members(buffer, prefix, after)

@@ -199,14 +199,16 @@ class MemberKey(_message.Message):
     def __init__(self, group: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
 
 class MembersRequest(_message.Message):
-    __slots__ = ("buffer", "prefix", "after")
+    __slots__ = ("buffer", "prefix", "after", "keys")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     prefix: str
     after: MemberKey
-    def __init__(self, buffer: _Optional[str] = ..., prefix: _Optional[str] = ..., after: _Optional[_Union[MemberKey, _Mapping]] = ...) -> None: ...
+    keys: _containers.RepeatedCompositeFieldContainer[MemberKey]
+    def __init__(self, buffer: _Optional[str] = ..., prefix: _Optional[str] = ..., after: _Optional[_Union[MemberKey, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[MemberKey, _Mapping]]] = ...) -> None: ...
 
 class MembersResponse(_message.Message):
     __slots__ = ("members", "next_after")

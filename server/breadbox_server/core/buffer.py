@@ -222,6 +222,10 @@ class ReplayBuffer:
         """List members of open groups, in order of their keys; O(groups) after a change of them."""
         return parts.listed(self._state, prefix, after, count_max)
 
+    def members_by_key(self, keys: Sequence[tuple[WorkerId, int]]) -> list[MemberSeen]:
+        """List members of open groups by their keys, without those that are not there."""
+        return parts.listed_by_key(self._state, keys)
+
     def parts(
         self, group: WorkerId, member: int, names: Collection[str]
     ) -> Sequence[Fragment] | None:

@@ -56,6 +56,7 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.validation import check_buffer_name, check_int
+from breadbox_server.core.rules.parts import MemberSeen
 from breadbox_server.driver import Driver
 from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
 from breadbox_server.limits import (
@@ -259,17 +260,24 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def Members(self, request: pb.MembersRequest, context: Context) -> pb.MembersResponse:
         """Show a page of the members of open groups that the caller's token is for."""
         core, buffer = self._driver.core, convert.buffer_name(request.buffer)
+        check_int("keys", len(request.keys), 0, MEMBERS_PAGE_MAX)
+        keys = convert.member_keys(request.keys) if request.keys else []
         # Before all: members are numbered from 0.
         after = (request.after.group, request.after.member if request.HasField("after") else -1)
-        found = await core.look(
-            lambda: core.buffers[buffer].members(request.prefix, after, MEMBERS_PAGE_MAX)
-        )
+
+        def look() -> list[MemberSeen]:
+            held = core.buffers[buffer]
+            if keys:
+                return held.members_by_key(keys)
+            return held.members(request.prefix, after, MEMBERS_PAGE_MAX)
+
+        found = await core.look(look)
         await self._driver.turns.settled()
         response, caller = pb.MembersResponse(), current_caller()
         for each in found:
             if caller.may_append_as(each.group):
                 convert.MEMBER.put(each, response.members.add())
-        if len(found) == MEMBERS_PAGE_MAX:
+        if len(found) == MEMBERS_PAGE_MAX and not keys:
             response.next_after.group, response.next_after.member = found[-1][:2]
         return response
 

@@ -5,7 +5,7 @@ without a name has numbers alone, which are merged into those of its member.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -138,12 +138,22 @@ def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterato
         assert chunk is not None, "it is open"
         for member in sorted(chunk.members):
             if (name, member) > after:
-                parts = [
-                    part or TOKENS
-                    for part, fragment in chunk.members[member].items()
-                    if fragment.payload.size_bytes
-                ]
-                yield MemberSeen(name, member, tuple(parts), chunk.numbers.get(member, ""))
+                yield _seen(chunk, member)
+
+
+def _seen(chunk: GroupChunk, member: int) -> MemberSeen:
+    held = chunk.members[member].items()
+    parts = tuple([part or TOKENS for part, fragment in held if fragment.payload.size_bytes])
+    return MemberSeen(chunk.worker_id, member, parts, chunk.numbers.get(member, ""))
+
+
+def listed_by_key(state: BufferState, keys: Iterable[tuple[WorkerId, int]]) -> list[MemberSeen]:
+    """List members of open groups by their keys, without those that are not there."""
+    groups = state.assembly
+    if not isinstance(groups, Groups):
+        return []
+    found = [(groups.chunk_of(groups.workers.get(name)), member) for name, member in keys]
+    return [_seen(chunk, m) for chunk, m in found if chunk is not None and m in chunk.members]
 
 
 def lacking(
