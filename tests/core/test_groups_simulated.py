@@ -104,7 +104,8 @@ class Paced(Producers):
             if fate < 0.06:
                 members = self.rng.sample(members, self.rng.randrange(1, SIZE))
             else:
-                self.held[group] = world.now + 0.1
+                # At first anywhere: later most groups have ended, and nothing is given back.
+                self.held[group] = world.now + self.rng.uniform(0.0, 0.1)
             self.pending += [(group, member, version) for member in members]
         if not self.pending:
             return []
