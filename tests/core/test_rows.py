@@ -133,3 +133,16 @@ def test_parts_are_checked() -> None:
     }.items():
         with pytest.raises(InvalidArgumentError, match=problem):
             check_fragment(part(it, "g", name, **fields))
+
+
+def test_a_silent_group_is_delivered_with_its_complete_members_and_drops_the_rest() -> None:
+    it = world(fragments_per_chunk=4, group_min=1, required_parts="tokens,reward", open_chunk_s=1.0)
+    attach(it, it.tokens(("g", 0)), part(it, "g", "reward", 0), it.tokens(("g", 1)))
+    it.buffers.handle_timer(now=2.0)
+    assert [("g", "partial", 2)] == [
+        (each.group, each.reason.value, each.member_count)
+        for each in it.buffers[B].group_ends(0, 9)
+    ]
+    counters = it.buffers.describe(B, now=2.0).counters
+    assert (1, 1) == (counters["groups_partial"], counters["fragments_discarded_worker_silent"])
+    assert [(0, ""), (0, "reward")] == [each.key for each in it.buffers[B].fragments()]
