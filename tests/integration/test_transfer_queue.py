@@ -30,6 +30,7 @@ require("tensordict", "transfer-queue")
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
 from breadbox_adapters import transfer_queue as tq  # noqa: E402
+from breadbox_adapters.transfer_queue.rows import Rows  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +278,26 @@ def test_a_task_takes_each_row_once_and_another_task_takes_it_too(partition: str
     assert client.check_consumption_status("read", partition)
     assert 3 == client.get_meta(batch_size=3, task_name="train", **ask).size
     assert not client.check_consumption_status("read", "nowhere")
+
+
+def test_a_row_that_is_cleared_while_a_task_takes_it_stays_cleared(
+    partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(partition, ["a", "b"], x=torch.arange(2))
+    take = Rows.take
+
+    async def clear_before(self: Rows, rows: Any, task: str) -> Any:
+        await tq.async_kv_clear("a", partition)
+        return await take(self, rows, task)
+
+    monkeypatch.setattr(Rows, "take", clear_before)
+    client = tq.get_client()
+    taken = client.get_meta(["x"], 2, partition, task_name="read")
+    assert ["b"] == client.kv_retrieve_keys(taken.global_indexes, partition)
+    assert ["b"] == [*tq.kv_list(partition)[partition]]
+    monkeypatch.setattr(Rows, "take", take)
+    put(partition, ["a"], x=torch.arange(1))
+    assert 1 == client.get_meta(["x"], 1, partition, task_name="read").size
 
 
 def test_tasks_in_many_threads_take_no_row_twice(partition: str) -> None:

@@ -171,7 +171,15 @@ class Rows:
             )
         except PartConflictError:
             takers = await self.client.read_members([(each, 0) for each in groups], [name])
-            return [
-                row for row, has in zip(rows, takers, strict=True) if has[name].tobytes() == taker
-            ]
-        return [*rows]
+            mine = [has[name].tobytes() == taker for has in takers]
+            rows = [row for row, is_mine in zip(rows, mine, strict=True) if is_mine]
+        return await self._without_cleared(rows)
+
+    async def _without_cleared(self, rows: Sequence[Row]) -> list[Row]:
+        """Drop what a part made of rows that were cleared before it came; return the others."""
+        members = await self.client.members(keys=[(row.group, 0) for row in rows])
+        kept = {each.group for each in members if row_of(each).columns or each.numbers}
+        lost = [row.group for row in rows if row.group not in kept and (row.columns or row.tags)]
+        if lost:
+            await self.client.drop_members([(group, 0) for group in lost])
+        return [row for row in rows if row.group not in lost]
