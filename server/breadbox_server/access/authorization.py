@@ -175,8 +175,8 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
             ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
         ),
         (Rule(_ADMINS, "name"), ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
-        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds", "Members")),
-        (Rule(_ALL, "buffer", "keys"), ("ReadMembers",)),
+        (Rule(_ALL, "buffer"), ("WatchModel", "GroupEnds")),
+        (Rule(_ALL, "buffer", "keys"), ("Members", "ReadMembers")),
         (Rule(_WRITERS, "buffer", "keys"), ("DropMembers",)),
         (Rule(_ALL, "name"), ("GetBuffer",)),
         # The first lists the caller's buffers, the second gives the store's credentials.
