@@ -311,4 +311,6 @@ def test_a_worker_reports_its_steps_through_the_gateway_with_a_token_for_its_nam
     for each in workers:
         unsent = each.dropped_count + each.refused_count + each.undelivered_count
         assert each.acted_count == unsent + each.admitted_count, each
-        assert each.admitted_count > 0
+    # One environment may be ready so late that the other makes all steps.
+    assert 200 <= sum([each.acted_count for each in workers])
+    assert sum([each.admitted_count for each in workers]) > 0
