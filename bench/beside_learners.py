@@ -8,9 +8,10 @@ with the same settings for all. The environments of each side tell the returns o
     python -m bench.beside_learners --page                # the table of docs/studies/learning.md
 
 *FOLDER* has CleanRL's own `ppo.py` and `ppo_continuous_action.py`, and in `site` the Gymnasium
-that they ask for (`pip install --target FOLDER/site gymnasium==0.29.1 tyro`).
-Each training appends a row to docs/images/beside-learners.csv. Where CleanRL's own settings are
-those of all, a row of one is a row of the other.
+that they ask for (`pip install --target FOLDER/site gymnasium==0.29.1 tyro numpy==1.26.4`).
+LunarLander needs `pip install box2d==2.3.10 pygame`, in that folder too.
+Each training appends a row to docs/images/beside-learners.csv. Where two cases give a side the same
+settings, a row of one is a row of the other.
 """
 
 import csv
@@ -68,7 +69,10 @@ _SHAPE = {
     # Four environments, as many fragments of a minibatch's length as make up a batch.
     "CartPole-v1": ("--fragment-steps", "128", "--fragments-per-batch", "4"),
     "Pendulum-v1": ("--fragment-steps", "64", "--fragments-per-batch", "64"),
+    "LunarLanderContinuous-v3": ("--fragment-steps", "64", "--fragments-per-batch", "32"),
 }
+_CLEANRL_IDS = {"LunarLanderContinuous-v3": "LunarLanderContinuous-v2"}
+"""The same physics under the name that an older Gymnasium has for it."""
 CASES = (
     Case("CartPole-v1", "own", 49_152, ("--envs-per-process", "8"), (), {}, (), 2048, 1),
     Case(
@@ -110,15 +114,31 @@ CASES = (
     ),
     Case("Pendulum-v1", "own", 98_304, ("--envs-per-process", "8"), (), {}, (), 2048, 1),
     Case(
-        "Pendulum-v1",
-        "own, discount 0.9",
-        98_304,
+        "CartPole-v1",
+        "own, ours with --minibatch-fragments 16",
+        49_152,
         ("--envs-per-process", "8"),
-        ("--discount", "0.9"),
-        {"gamma": 0.9},
-        ("--gamma", "0.9"),
+        ("--minibatch-fragments", "16"),
+        {},
+        (),
         2048,
         1,
+    ),
+    Case(
+        "LunarLanderContinuous-v3",
+        "alike",
+        196_608,
+        ("--envs-per-process", "4", "--num-envs", "4", *_SHAPE["LunarLanderContinuous-v3"]),
+        (
+            *_SHAPE["LunarLanderContinuous-v3"][2:],
+            *("--minibatch-fragments", "1", "--epochs", "10", "--lr", "3e-4"),
+            *("--entropy-coefficient", "0", "--advantage-normalization", "minibatch"),
+            "--no-normalize-rewards",
+        ),
+        {"n_steps": 512},
+        ("--num-envs", "4", "--num-steps", "512", "--no-anneal-lr", "--no-clip-vloss"),
+        2048,
+        4,
     ),
 )
 
@@ -228,7 +248,7 @@ def train_cleanrl(case: Case, seed: int, folder: Path, scripts: Path) -> Episode
     done = subprocess.run(
         [
             *(sys.executable, str((scripts / script).resolve()), "--no-cuda"),
-            *("--env-id", case.env_id, "--seed", str(seed)),
+            *("--env-id", _CLEANRL_IDS.get(case.env_id, case.env_id), "--seed", str(seed)),
             *("--total-timesteps", str(case.steps), *case.cleanrl),
         ],
         cwd=folder,
@@ -296,16 +316,25 @@ def missing(rows: Mapping[Run, Any], seeds: int, names: Sequence[str]) -> Iterat
                     yield run
 
 
-def twin_of(run: Run) -> Run | None:
-    """The same training of CleanRL's, told of under other settings too, if there is one."""
-    if run.side != "CleanRL":
-        return None
-    twins = [
+def twins_of(run: Run) -> list[Run]:
+    """The same training, told of under other settings too."""
+    told = _options(case_of(run), run.side)
+    return [
         run._replace(settings=each.settings)
         for each in CASES
-        if each.env_id == run.env_id and each.cleanrl == case_of(run).cleanrl
+        if each.env_id == run.env_id
+        and each.settings != run.settings
+        and _options(each, run.side) == told
     ]
-    return next((twin for twin in twins if twin != run), None)
+
+
+def _options(case: Case, side: str) -> object:
+    """What a side makes of a case."""
+    if side == "CleanRL":
+        return case.steps, case.cleanrl
+    if side == OURS:
+        return case.steps, case.rollout, case.learn
+    return case.steps, case.sb3, case.env_count
 
 
 def case_of(run: Run) -> Case:
@@ -393,7 +422,7 @@ def main(
         for run in missing(rows, seeds, list(trainers)):
             if run[:2] not in chosen:
                 continue
-            twin = rows.get(twin_of(run) or run)
+            twin = next((rows[each] for each in twins_of(run) if each in rows), None)
             told = twin["returns"] if twin else _returns(run, trainers[run.side], steps)
             rows[run] = {**run._asdict(), "returns": told}
             writer.writerow(rows[run])

@@ -6,7 +6,8 @@ passes 100 times faster than in a run of updates of a minute. Each row is beside
 of its rule alone gives (`SIMULATED`). On a machine with other load the sleeps are not what they
 say, and neither are the figures.
 
-    python -m bench.paced_groups    # about six minutes for a seed; prints a table
+    python -m bench.paced_groups           # about six minutes for a seed; prints a table
+    python -m bench.paced_groups --write   # and puts rows and table among the documents
 """
 
 import json
@@ -16,8 +17,9 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,8 +27,13 @@ import numpy as np
 
 import breadbox
 from bench.processes import breadbox_server, memory_directory
+from bench.report import write_into
 from breadbox.errors import ClosedError, ReplayBufferError, WaitElapsedError
 
+DOCS = Path(__file__).parents[1] / "docs"
+DATA = DOCS / "images" / "paced-groups.json"
+PAGE = DOCS / "agents.md"
+COMMAND = "python -m bench.paced_groups --write"
 SLOTS = 32
 PROCESSES = 4
 PER_VERSION = 8
@@ -217,14 +224,21 @@ def table(rows: Sequence[tuple[Row, Sequence[Found]]]) -> tuple[str, bool]:
         )
         cells = [f"{mean:.2f} ({want:.2f})" for mean, want in zip(means, wanted, strict=True)]
         lines.append(f"| {row.name} | {' | '.join(cells)} | {max(e.worst for e in found)} |")
-    return "\n".join(lines), agree
+    return "\n".join(lines) + "\n", agree
+
+
+def read(path: Path) -> list[tuple[Row, list[Found]]]:
+    """The runs that are written."""
+    runs: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())
+    return [(row, [Found(**each) for each in runs[row.name]]) for row in SIMULATED]
 
 
 @click.command()
 @click.option("--seeds", default=3, help="Seeds of each row.")
 @click.option("--updates", default=UPDATES, help="Updates of each run.")
 @click.option("--check", is_flag=True, help="End with code 1 unless each row is as simulated.")
-def main(seeds: int, updates: int, check: bool) -> None:
+@click.option("--write", is_flag=True, help=f"Write {DATA.name}, and the table of {PAGE.name}.")
+def main(seeds: int, updates: int, check: bool, write: bool) -> None:
     """Run each row, and print it beside what is simulated."""
     rows: list[tuple[Row, list[Found]]] = []
     for row in SIMULATED:
@@ -234,6 +248,10 @@ def main(seeds: int, updates: int, check: bool) -> None:
         rows.append((row, found))
     text, agree = table(rows)
     click.echo(f"\nMeasured (simulated):\n\n{text}")
+    if write:
+        runs = {row.name: [asdict(each) for each in found] for row, found in rows}
+        DATA.write_text(json.dumps(runs, indent=2) + "\n")
+        write_into(PAGE, text, COMMAND)
     if check and not agree:
         raise SystemExit(1)
 

@@ -36,7 +36,7 @@ class PpoConfig(Settings):
     most vtrace_rho_max."""
     epochs: int = setting(4, ge=1)
     """Passes over each batch."""
-    minibatch_fragments: int = setting(16, ge=1)
+    minibatch_fragments: int = setting(4, ge=1)
     """Fragments per gradient step and rank. A policy without memory trains on as many steps as they
     have, drawn from the whole batch; a recurrent one on whole fragments."""
     burn_in_steps: int = setting(0, ge=0)

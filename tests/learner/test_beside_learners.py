@@ -21,9 +21,11 @@ from bench.beside_learners import (
     read,
     swapped_p,
     table,
-    twin_of,
+    twins_of,
 )
 from bench.report import write_into
+
+from breadbox_learner.settings import LearnSettings
 
 SIDES = [OURS, "Stable-Baselines3", "CleanRL"]
 
@@ -61,19 +63,28 @@ def test_what_the_page_says_beside_its_table_holds() -> None:
         return [int(star) * (1 if theirs > mine else -1) for theirs, mine, star in pairs]
 
     assert (
-        "no difference at the end between Breadbox and Stable-Baselines3, on CartPole and" in text
+        "no difference at the end between Breadbox and Stable-Baselines3, on CartPole, Pendulum "
+        "and LunarLander" in text
     )
     assert [0, 0] == beside("CartPole", "alike", sb3)
     assert "over the whole of Pendulum, Breadbox's returns are higher" in text
     assert [0, -1] == beside("Pendulum", "alike", sb3)
+    assert 0 == beside("LunarLanderContinuous", "alike", sb3)[0]
     assert "CleanRL's is alike on CartPole, and ends lower on Pendulum" in text
     assert [0, 0] == beside("CartPole", "alike", cleanrl)
     assert -1 == beside("Pendulum", "alike", cleanrl)[0]
-    assert "Stable-Baselines3 ends higher than Breadbox, and Breadbox higher than CleanRL" in text
-    assert 1 == beside("CartPole", "own", sb3)[0]
+    assert "For LunarLander it has four seeds: of these nothing is claimed" in text
+    assert found["LunarLanderContinuous", "alike", cleanrl][0] == 4
+    assert "Breadbox and Stable-Baselines3 end alike, and Breadbox is higher over the whole" in text
+    assert [0, -1] == beside("CartPole", "own", sb3)
+    assert "CleanRL's ends lower. On Pendulum, Breadbox ends higher than both" in text
     assert -1 == beside("CartPole", "own", cleanrl)[0]
-    assert "For Pendulum with their own defaults there are fewer than ten seeds" in text
-    assert found["Pendulum", "own", cleanrl][0] < SEEDS
+    assert [-1, -1] == [beside("Pendulum", "own", side)[0] for side in (sb3, cleanrl)]
+    assert "With 16 gradient steps instead of 64" in text
+    assert 1 == beside("CartPole", "own, ours with --minibatch-fragments 16", sb3)[0]
+    defaults = {name: field.default for name, field in LearnSettings.model_fields.items()}
+    batches = defaults["fragments_per_batch"] // defaults["minibatch_fragments"]
+    assert 64 == defaults["epochs"] * batches
 
 
 def test_environments_that_step_together_tell_their_episodes_in_steps_of_all(
@@ -122,9 +133,13 @@ def test_a_difference_is_as_likely_as_the_ways_to_deal_it_out() -> None:
     assert swapped_p(usual, [each + 5.0 for each in usual]) == pytest.approx(0.002, abs=0.002)
 
 
-def test_what_is_the_same_for_cleanrl_is_trained_once() -> None:
+def test_what_is_the_same_for_a_side_is_trained_once() -> None:
     own = Run("CartPole-v1", "own", "CleanRL", 3)
     alike = own._replace(settings="alike")
-    assert (alike, own) == (twin_of(own), twin_of(alike))
-    assert twin_of(own._replace(side=OURS)) is None
-    assert twin_of(own._replace(env_id="Pendulum-v1")) is None
+    more = own._replace(settings="own, ours with --minibatch-fragments 16")
+    assert {alike, more} == set(twins_of(own))
+    assert {own, more} == set(twins_of(alike))
+    sb3 = own._replace(side="Stable-Baselines3")
+    assert [more._replace(side="Stable-Baselines3")] == twins_of(sb3)
+    assert [] == twins_of(own._replace(side=OURS))
+    assert [] == twins_of(own._replace(env_id="Pendulum-v1"))

@@ -273,8 +273,8 @@ def test_the_reference_policy_holds_the_trained_one_back(rollout: LocalRollout) 
 def test_target_kl_ends_the_passes_early(rollout: LocalRollout) -> None:
     policy = cartpole_policy()
     batch = collate(rollout.collect(policy, 4))
-    steps = updater(policy, epochs=20, target_kl=1e-6).update(batch).gradient_steps
-    assert steps == 2  # one pass over 32 fragments in minibatches of 16
+    held = updater(policy, epochs=20, target_kl=1e-6, minibatch_fragments=16)
+    assert held.update(batch).gradient_steps == 2  # One pass over 32 fragments.
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_and_counted(rollout: LocalRollout) -> None:
@@ -282,7 +282,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(rollout: LocalRoll
     batch = collate(rollout.collect(policy, 1))
     before = weights_of(policy)
     batch.reward[0, 0] = torch.inf
-    statistics = updater(policy, epochs=1).update(batch)
+    statistics = updater(policy, epochs=1, minibatch_fragments=8).update(batch)
     assert (0, 1) == (statistics.gradient_steps, statistics.skipped_steps)
     assert before == weights_of(policy)
 
