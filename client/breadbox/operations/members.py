@@ -77,10 +77,9 @@ def read_members(
     if parts is not None and not wanted:
         raise errors.InvalidRequestError("parts", "must name a part, or be None for all")
     read: list[dict[str, Any]] = []
-    inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
     while len(read) < len(keys):
         asked = keys[len(read) : len(read) + KEYS_MAX]
-        call = calls.read_members(buffer, asked, wanted, **inline)
+        call = calls.read_members(buffer, asked, wanted, context.slot.inline_bytes_max)
         found = yield from operations.invoke(context, call)
         try:
             by_key = _checked(asked, found, wanted)
@@ -142,12 +141,13 @@ def claim(
     lease_s: float | None,
 ) -> Operation[LeaseGrant]:
     """Claim members that lack a part; raise WaitElapsedError if the wait is over without any."""
-    inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
     return operations.wait_for(
         context,
         "a member",
         max_wait_s,
-        lambda wait_s: calls.claim_members(buffer, lacking, count, wait_s, lease_s, **inline),
+        lambda wait_s: calls.claim_members(
+            buffer, lacking, count, wait_s, lease_s, context.slot.inline_bytes_max
+        ),
     )
 
 
