@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.checks import checked_columns
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError
-from breadbox.model.summaries import summary, summary_html
+from breadbox.model.summaries import Summarized
 from breadbox.model.trees import is_within, map_tree
 from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.dtypes import as_leaf, byte_view
@@ -36,8 +36,8 @@ else:
     LeafT = TypeVar("LeafT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceBatch(Generic[LeafT]):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SequenceBatch(Summarized, Generic[LeafT]):
     """N sequences; what belongs to all of one is in the order of `references`.
 
     Leaves are numpy arrays (bfloat16: torch tensors) where no device was asked for, else torch
@@ -69,13 +69,10 @@ class SequenceBatch(Generic[LeafT]):
     def __len__(self) -> int:
         return len(self.references)
 
-    def __repr__(self) -> str:
-        return summary(type(self).__name__, [f"{len(self)} sequences"], self._leaves())
+    def _facts(self) -> list[str]:
+        return [f"{len(self)} sequences"]
 
-    def _repr_html_(self) -> str:
-        return summary_html(type(self).__name__, [f"{len(self)} sequences"], self._leaves())
-
-    def _leaves(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: leaf for name, leaf in named.items() if name not in ("references", "groups")}
 
@@ -90,10 +87,10 @@ class SequenceBatch(Generic[LeafT]):
         def move(leaf: Any) -> Any:
             return tensor_of(leaf, device) if hasattr(leaf, "dtype") else leaf
 
-        return replace(self, **map_tree(move, self._leaves()))
+        return replace(self, **map_tree(move, self._arrays()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PackedBatch(SequenceBatch[LeafT]):
     """N sequences of `total` tokens, one behind the other, as variable-length attention takes them.
 
@@ -111,7 +108,7 @@ class PackedBatch(SequenceBatch[LeafT]):
     position_ids: LeafT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PaddedBatch(SequenceBatch[LeafT]):
     """N sequences, each padded at its end with zeros to T, the length of the longest.
 
