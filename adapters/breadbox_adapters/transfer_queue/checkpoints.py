@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import breadbox
 from breadbox.payload import decode_tree, encode_tree
+from breadbox.stores.disk import replace_text
 from breadbox_adapters.transfer_queue.rows import TASK, parts_of
 from breadbox_adapters.transfer_queue.runtime import runtime
 
@@ -40,11 +41,7 @@ def save_checkpoint(
         os.fsync(file.fileno())
         size_bytes = file.tell()
     about = {"file": name, "size_bytes": size_bytes, "rows": index, "user_metadata": metadata or {}}
-    with open(folder / f"{name}.json", "w", encoding="utf-8") as file:
-        json.dump(about, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(folder / f"{name}.json", folder / _INDEX)
+    replace_text(folder / _INDEX, json.dumps(about))
     for old in folder.glob("rows-*.bin"):
         if old.name != name:
             old.unlink()

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model import errors, inputs
-from breadbox_server.core.model.config import MEMBER_PARTS_MAX, TOKENS
+from breadbox_server.core.model.config import MEMBER_PARTS_MAX, NUMBERS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
@@ -19,8 +19,6 @@ from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.groups import GroupChunk, Groups
 
-NUMBERS_MAX: Final = 16
-"""Numbers of a member, from all that was attached."""
 _AGAIN: Final = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
 
 
