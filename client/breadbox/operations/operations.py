@@ -20,7 +20,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -51,6 +51,7 @@ from breadbox.model.types import (
     PayloadReference,
     PrioritiesReply,
     PublishReply,
+    ReleaseMode,
     StoreConfig,
     TicketGrant,
 )
@@ -559,6 +560,26 @@ def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation
             or (known is not None and found.session_id != known)
         ),
     )
+
+
+def under_lease(
+    context: Context, buffer: str, lease_id: str | None, reading: Operation[T]
+) -> Operation[T]:
+    """Read under a lease, if there is one, and end it; if that is not answered it expires."""
+    try:
+        found = yield from reading
+    except errors.ReplayBufferError:
+        yield from _end_read(context, buffer, lease_id)
+        raise
+    yield from _end_read(context, buffer, lease_id)
+    return found
+
+
+def _end_read(context: Context, buffer: str, lease_id: str | None) -> Operation[None]:
+    if lease_id is not None:
+        call = calls.release_lease(buffer, lease_id, ReleaseMode.CONSUMED)
+        with suppress(errors.ReplayBufferError):
+            yield from invoke_once(context, call)
 
 
 def opened_store(context: Context) -> Operation[PayloadStore]:
