@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,11 +124,6 @@ class PaddedBatch(SequenceBatch[LeafT]):
 _Numbers = NDArray[Any] | list[str | None]
 NumbersByName = dict[str, _Numbers]
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
-_EMPTY_LENGTHS: Final = {
-    **dict.fromkeys(("position", "group", "lengths", "position_ids", "mask"), 0),
-    "cu_seqlens": 1,
-}
-"""Length of each array in a batch of no sequence."""
 
 
 def load_sequences(
@@ -162,16 +157,16 @@ def load_sequences(
     if parts:
         more = joined(references, parts, is_padded=kind is PaddedBatch)
         tokens, context = tokens | more[0], context | more[1]
-    places = [*positions] or [*range(len(references))]
-    known = _of_sequences(references, places)
-    if numbers is None:
-        known["numbers"] = numbers_of(references)
-    else:
-        known["numbers"] = {name: _rows(column, places) for name, column in numbers.items()}
+    of_all = numbers_of(references) if numbers is None else numbers
+    if not positions:
+        none = (slice(0),) * (2 if kind is PaddedBatch else 1)
+        tokens = {name: leaf[none] for name, leaf in tokens.items()}
+        references, context = (), {name: [] for name in context}
+    places = range(len(references)) if numbers is None else positions
+    known = _of_sequences(references, positions)
+    known["numbers"] = {name: _rows(column, places) for name, column in of_all.items()}
     known |= _of_tokens(kind, known["lengths"])
     batch = kind(tokens=tokens, context=context, **known)
-    if not positions:
-        batch = _emptied(batch)
     return batch if device is None else batch.to(device)
 
 
@@ -365,7 +360,7 @@ def _joined(values: list[Any]) -> _Numbers:
 
 def _of_tokens(kind: type[SequenceBatch], lengths: NDArray[np.int32]) -> dict[str, Any]:
     """Return what lengths say of tokens."""
-    longest = int(lengths.max())
+    longest = int(lengths.max(initial=0))
     places = np.arange(longest)
     if kind is PaddedBatch:
         return {"mask": places < lengths[:, None]}
@@ -377,17 +372,3 @@ def _of_tokens(kind: type[SequenceBatch], lengths: NDArray[np.int32]) -> dict[st
         position_ids[first:end] = places[:length]
         first = end
     return {"cu_seqlens": ends, "max_seqlen": longest, "position_ids": position_ids}
-
-
-def _emptied(batch: BatchT) -> BatchT:
-    """Return a batch of no sequence with the columns of another."""
-    cut: dict[str, Any] = {
-        name: getattr(batch, name)[:end]
-        for name, end in _EMPTY_LENGTHS.items()
-        if hasattr(batch, name)
-    }
-    for part in ("tokens", "numbers", "context"):
-        cut[part] = {name: leaf[:0] for name, leaf in getattr(batch, part).items()}
-    if isinstance(batch, PackedBatch):
-        cut["max_seqlen"] = 0
-    return replace(batch, references=(), groups=(), **cut)
