@@ -84,12 +84,6 @@ class Lease(_Renewed, Granted):
         """Use `Client.fetch` instead."""
         Granted.__init__(self, interpreter.context, buffer, grant)
         self._interpreter = interpreter
-        self._loaders: list[FragmentLoader[Batch]] = []
-
-    @property
-    def left_out(self) -> list[FragmentReference]:
-        """References that `batches` left out with `max_staleness_at_use`, in order."""
-        return [each for loader in self._loaders for each in loader.left_out]
 
     def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         """Return int64[N]: the versions that each granted fragment is behind, in draw order.
@@ -353,13 +347,7 @@ class Lease(_Renewed, Granted):
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.
         """
-        self._end(mode, None)
-
-    def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:
-        is_used = any(loader.staleness_at_use for loader in self._loaders)
-        if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
-            mode = ReleaseMode.RETURNED
-        self._end_once(self._ended(mode, is_left_by), is_left_by)
+        self._end_once(self._ended(mode, None), None)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -368,7 +356,7 @@ class Lease(_Renewed, Granted):
                     self.unreadable()
         finally:
             mode = ReleaseMode.CONSUMED if error is None else ReleaseMode.RETURNED
-            self._end(mode, error)
+            self._end_once(self._ended(mode, error), error)
 
 
 class Ticket(_Renewed, HeldTicket):

@@ -72,11 +72,6 @@ class Lease(_Renewed, Granted):
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
         Granted.__init__(self, interpreter.context, buffer, grant)
         self._interpreter = interpreter
-        self._loaders: list[FragmentLoader[Batch]] = []
-
-    @property
-    def left_out(self) -> list[FragmentReference]:
-        return [each for loader in self._loaders for each in loader.left_out]
 
     async def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         if model_version is None:
@@ -199,13 +194,7 @@ class Lease(_Renewed, Granted):
         return await self._interpreter.run(self._examined())
 
     async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
-        await self._end(mode, None)
-
-    async def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:
-        is_used = any(loader.staleness_at_use for loader in self._loaders)
-        if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
-            mode = ReleaseMode.RETURNED
-        await self._end_once(self._ended(mode, is_left_by), is_left_by)
+        await self._end_once(self._ended(mode, None), None)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -214,7 +203,7 @@ class Lease(_Renewed, Granted):
                     await self.unreadable()
         finally:
             mode = ReleaseMode.CONSUMED if error is None else ReleaseMode.RETURNED
-            await self._end(mode, error)
+            await self._end_once(self._ended(mode, error), error)
 
 
 class Ticket(_Renewed, HeldTicket):

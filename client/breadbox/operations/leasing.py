@@ -19,6 +19,7 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
+from breadbox.reading.loading import Planned
 from breadbox.reading.packed import BatchT, NumbersByName, load_sequences, numbers_of
 from breadbox.reading.parts import named
 from breadbox.reading.splitting import micro_batches
@@ -138,6 +139,7 @@ class Granted(Held):
         super().__init__(context, f"lease {grant.lease_id}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._unreadable: list[str] = []
+        self._loaders: list[Planned[Any]] = []
         self._is_read = False
         """True once fragments were loaded without a limit on their staleness."""
         self._limit = -1
@@ -173,13 +175,19 @@ class Granted(Held):
             raise errors.SessionEndedError(self.grant.session_id, current)
         return state.model_version or 0
 
-    def _has_aged(self, left_out: Sequence[FragmentReference]) -> bool:
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        """References that `batches` left out with `max_staleness_at_use`, in order."""
+        return [each for loader in self._loaders for each in loader.left_out]
+
+    def _has_aged(self) -> bool:
         """Return True if fragments were left out alone for what happened since the grant.
 
         Those that were too stale at the grant are not returned: they would be granted again.
         """
-        return not self._is_read and any(
-            each.staleness_when_granted <= self._limit for each in left_out
+        is_used = self._is_read or any([loader.staleness_at_use for loader in self._loaders])
+        return not is_used and any(
+            each.staleness_when_granted <= self._limit for each in self.left_out
         )
 
     def refuse(self, payload_ids: Iterable[str]) -> None:
@@ -301,6 +309,8 @@ class Granted(Held):
 
     def _ended(self, mode: ReleaseMode, is_left_by: BaseException | None) -> Operation[None]:
         """Release it on the server; after an error in the block without retries, to be quick."""
+        if mode is ReleaseMode.CONSUMED and self._has_aged():
+            mode = ReleaseMode.RETURNED
         call = calls.release_lease(self._buffer, self.grant.lease_id, mode, self._unreadable)
         send = operations.invoke if is_left_by is None else operations.invoke_once
         yield from send(self._context, call)
