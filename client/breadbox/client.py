@@ -117,6 +117,7 @@ class Client(Connected):
         ClosedError: The client was closed.
     """
 
+    service: Service
     _interpreter: Interpreter
 
     def _begin(self) -> None:

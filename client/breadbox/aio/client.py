@@ -70,6 +70,7 @@ class Client(Connected):
     `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never converted.
     """
 
+    service: Service
     _interpreter: Interpreter
 
     def _begin(self) -> None:
