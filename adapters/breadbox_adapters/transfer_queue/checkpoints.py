@@ -48,14 +48,16 @@ def save_checkpoint(
 
 
 async def _saved(file: Any) -> list[dict[str, Any]]:
-    client, index = (await runtime.rows()).client, list[dict[str, Any]]()
+    client, index, end = (await runtime.rows()).client, list[dict[str, Any]](), 0
     members = await client.members()
     for start in range(0, len(members), _ROWS_AT_ONCE):
         some = members[start : start + _ROWS_AT_ONCE]
         read = await client.read_members([(each.group, each.member) for each in some])
         for member, arrays in zip(some, read, strict=True):
-            place = [file.tell(), sum(map(file.write, encode_tree(arrays)))]
-            index.append({"group": member.group, "numbers": member.numbers, "place": place})
+            size_bytes = sum(map(file.write, encode_tree(arrays)))
+            place = {"offset": end, "size_bytes": size_bytes}
+            index.append({"group": member.group, "numbers": member.numbers, **place})
+            end += size_bytes
     file.flush()
     return index
 
@@ -93,9 +95,8 @@ async def _loaded(file: Any, index: list[dict[str, Any]]) -> None:
 
 
 def _parts(file: Any, row: dict[str, Any]) -> Iterator[breadbox.Part]:
-    offset, size_bytes = row["place"]
-    file.seek(offset)
-    stored = bytearray(size_bytes)
+    file.seek(row["offset"])
+    stored = bytearray(row["size_bytes"])
     file.readinto(stored)
     arrays, _ = decode_tree(stored)
     columns = {name: array for name, array in arrays.items() if not name.startswith(TASK)}
