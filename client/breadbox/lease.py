@@ -14,13 +14,7 @@ from breadbox.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.types import (
-    Device,
-    FragmentReference,
-    LeaseGrant,
-    ReleaseMode,
-    TicketGrant,
-)
+from breadbox.model.types import Device, FragmentReference, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, Held, HeldTicket
 from breadbox.operations.operations import Operation
@@ -79,11 +73,6 @@ class Lease(_Renewed, Granted):
 
     Methods that call the server also raise the errors of every method of `Client`.
     """
-
-    def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        """Use `Client.fetch` instead."""
-        Granted.__init__(self, interpreter.context, buffer, grant)
-        self._interpreter = interpreter
 
     def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         """Return int64[N]: the versions that each granted fragment is behind, in draw order.
@@ -373,11 +362,6 @@ class Ticket(_Renewed, HeldTicket):
     processes may still append members. An exception gives it back. If it expires before the first
     member, the group ends as `lost`; with members, the group stays open without a ticket.
     """
-
-    def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
-        """Use `Client.tickets` instead."""
-        HeldTicket.__init__(self, interpreter.context, buffer, group, grant)
-        self._interpreter = interpreter
 
     def give_back(self, member: int | None = None) -> None:
         """Say that the rest of the group, or one member of it, will not come.

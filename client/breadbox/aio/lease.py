@@ -12,13 +12,7 @@ from breadbox.aio.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.types import (
-    Device,
-    FragmentReference,
-    LeaseGrant,
-    ReleaseMode,
-    TicketGrant,
-)
+from breadbox.model.types import Device, FragmentReference, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, Held, HeldTicket
 from breadbox.operations.operations import Operation
@@ -68,10 +62,6 @@ class Lease(_Renewed, Granted):
     `fragments` or `batches` that is left early cancels its loads once the generator is closed;
     `contextlib.aclosing` does that immediately.
     """
-
-    def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        Granted.__init__(self, interpreter.context, buffer, grant)
-        self._interpreter = interpreter
 
     async def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         if model_version is None:
@@ -208,10 +198,6 @@ class Lease(_Renewed, Granted):
 
 class Ticket(_Renewed, HeldTicket):
     """The right to fill one group, as `breadbox.types.Ticket`: an async context manager."""
-
-    def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
-        HeldTicket.__init__(self, interpreter.context, buffer, group, grant)
-        self._interpreter = interpreter
 
     async def give_back(self, member: int | None = None) -> None:
         ending = self._given_back(member, None)

@@ -43,9 +43,10 @@ class Held(ProcessBound):
     """A lease or a ticket, which the server ends by itself unless it is renewed."""
 
     def __init__(
-        self, context: Context, name: str, renewal: calls.Call[Any], remaining_s: float
+        self, interpreter: Any, name: str, renewal: calls.Call[Any], remaining_s: float
     ) -> None:
-        self._context = context
+        self._interpreter = interpreter
+        self._context: Context = interpreter.context
         self._name = name
         self._renewal_call = renewal
         self.remaining_s = remaining_s
@@ -86,12 +87,13 @@ class HeldTicket(Held):
     _kind = "ticket"
     _remedy = "take tickets in each process, or hand on the names of their groups"
 
-    def __init__(self, context: Context, buffer: str, group: str, grant: TicketGrant) -> None:
+    def __init__(self, interpreter: Any, buffer: str, group: str, grant: TicketGrant) -> None:
+        """Use `Client.tickets` instead."""
         renewal = calls.renew_ticket(buffer, group, None)
-        super().__init__(context, f"the ticket of group {group}", renewal, grant.remaining_s)
+        super().__init__(interpreter, f"the ticket of group {group}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._grant = grant
-        self._newest = context.newest(buffer, grant.session_id)
+        self._newest = self._context.newest(buffer, grant.session_id)
         self.group = group
         """The group's name, which the server made: `worker_id` of its members."""
 
@@ -134,9 +136,10 @@ class Granted(Held):
     _kind = "lease"
     _remedy = "fetch in each process"
 
-    def __init__(self, context: Context, buffer: str, grant: LeaseGrant) -> None:
+    def __init__(self, interpreter: Any, buffer: str, grant: LeaseGrant) -> None:
+        """Use `Client.fetch` instead."""
         renewal = calls.renew_lease(buffer, grant.lease_id, None)
-        super().__init__(context, f"lease {grant.lease_id}", renewal, grant.remaining_s)
+        super().__init__(interpreter, f"lease {grant.lease_id}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._unreadable: list[str] = []
         self._loaders: list[Planned[Any]] = []
