@@ -425,8 +425,10 @@ class Reads:
 
     def forget(self, buffer: BufferName) -> None:
         """Let go of a deleted buffer; callers that wait for news of it are answered."""
-        for watchers in (self._watchers, self._readers, self._group_watchers, self._claimants):
-            watchers.forget(buffer)
+        self._watchers.forget(buffer)
+        self._readers.forget(buffer)
+        self._group_watchers.forget(buffer)
+        self._claimants.forget(buffer)
         self._arrivals.pop(buffer, None)
         self.leases.end_of(buffer)
 

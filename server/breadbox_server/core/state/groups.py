@@ -189,7 +189,7 @@ class Groups(Assembly):
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
-        self._none_idle = (-1, -1)
+        self.none_idle = (-1, -1)
         """`freed_count` and number of groups at the latest search for a group to forget, if it
         found none. Until one of the two changes, another search finds none either."""
 
@@ -361,7 +361,7 @@ class Groups(Assembly):
         """Give up every open group, the longest silent first, and forget every group."""
         self._ends.clear()
         self._names = None
-        self._none_idle = (-1, -1)
+        self.none_idle = (-1, -1)
         return super().discard_all()
 
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
@@ -383,9 +383,9 @@ class Groups(Assembly):
     def first_idle(self, payloads: PayloadLedger) -> WorkerId | None:
         """Return the longest silent group with nothing held, or None."""
         as_of = payloads.freed_count, len(self.workers)
-        idle = None if self._none_idle == as_of else super().first_idle(payloads)
+        idle = None if self.none_idle == as_of else super().first_idle(payloads)
         if idle is None:
-            self._none_idle = as_of
+            self.none_idle = as_of
         return idle
 
     def forget(self, worker_id: WorkerId) -> None:
