@@ -2,8 +2,6 @@
 
 """The blocking client: a method per RPC, and `append`, `fetch`, `publish` that move payloads."""
 
-import random
-import time
 from collections.abc import (
     Callable,
     Generator,
@@ -13,7 +11,6 @@ from collections.abc import (
     Sequence,
 )
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
-from uuid import uuid4
 
 from numpy.typing import NDArray
 
@@ -21,14 +18,12 @@ from breadbox.lease import Lease, Ticket
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
 from breadbox.model.fragment import Appendable, Fragment, Part
-from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
 from breadbox.operations import calls, members, operations
+from breadbox.operations.connected import Connected
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.service import Service
-from breadbox.shared.outages import Outages
-from breadbox.shared.process_bound import ProcessBound
 from breadbox.stores.base import PayloadStore
 from breadbox.transport.interpreter import Interpreter
 
@@ -91,7 +86,7 @@ def _made(address: str, options: ClientOptions) -> "Client":
     return Client(address, options)
 
 
-class Client(ProcessBound):
+class Client(Connected):
     """A connection to one server. Use it as a context manager, or call `close`.
 
     ```python
@@ -122,49 +117,14 @@ class Client(ProcessBound):
         ClosedError: The client was closed.
     """
 
-    def __init__(
-        self,
-        address: str,
-        options: ClientOptions,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-        store: PayloadStore | None = None,
-    ) -> None:
-        """Use `connect` instead; the keyword arguments are for tests."""
-        self._context = operations.Context(
-            address=address,
-            options=options,
-            now=clock,
-            rng=rng or random.Random(),
-            new_id=lambda: uuid4().hex,
-            outages=Outages(clock),
-            slot=operations.StoreSlot(store),
-        )
+    service: Service
+    _interpreter: Interpreter
+
+    def _begin(self) -> None:
         self._interpreter = Interpreter(self._context)
         self.service = Service(self._interpreter)
 
     # Life --------------------------------------------------------------------------------------
-
-    @property
-    def address(self) -> str:
-        """The server's address, as `connect` took it."""
-        return self._context.address
-
-    @property
-    def buffer(self) -> str:
-        """The buffer of calls that name none."""
-        return self._context.options.buffer
-
-    @property
-    def closed(self) -> bool:
-        """True after `close` was called."""
-        return self._interpreter.closed
-
-    @property
-    def outage(self) -> str:
-        """What is failing and being retried, for how long, and why; empty if nothing is."""
-        return self._context.outages.words
 
     @property
     def store(self) -> PayloadStore:
@@ -190,15 +150,6 @@ class Client(ProcessBound):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        state = " closed" if self.closed else ""
-        return f"<breadbox.Client of {self.address}, buffer {self.buffer!r}{state}>"
-
-    if not TYPE_CHECKING:  # Type checkers are to find old names.
-
-        def __getattr__(self, name: str) -> Any:
-            return moved(self, name)
 
     def _invoke(self, call: calls.Call[T]) -> T:
         return self._interpreter.run(operations.invoke(self._context, call))
@@ -513,20 +464,6 @@ class Client(ProcessBound):
         return self._run(operations.load_model, buffer, newer_than, max_wait_s)
 
     # Writing fragments -------------------------------------------------------------------------
-
-    def declare_origin(self, origin: Mapping[str, str]) -> None:
-        """Say what later fragments of this client come from, such as wrappers of an environment.
-
-        ```python
-        client.declare_origin({"environment wrappers": "FrameStackObservation(stack_size=4)"})
-        ```
-
-        Makes no call: the first fragments of each session bring it to the server. If another
-        producer of the session said another text under a name, the append raises
-        SchemaMismatchError, and nothing of it is admitted. Producers that do not say a name are not
-        compared. At most 16 names, and 512 printable characters for a name or text.
-        """
-        self._context.origin = operations.Origin(dict(origin))
 
     def append(
         self,

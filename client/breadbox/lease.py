@@ -14,13 +14,7 @@ from breadbox.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.types import (
-    Device,
-    FragmentReference,
-    LeaseGrant,
-    ReleaseMode,
-    TicketGrant,
-)
+from breadbox.model.types import Device, FragmentReference, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, Held, HeldTicket
 from breadbox.operations.operations import Operation
@@ -79,17 +73,6 @@ class Lease(_Renewed, Granted):
 
     Methods that call the server also raise the errors of every method of `Client`.
     """
-
-    def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        """Use `Client.fetch` instead."""
-        Granted.__init__(self, interpreter.context, buffer, grant)
-        self._interpreter = interpreter
-        self._loaders: list[FragmentLoader[Batch]] = []
-
-    @property
-    def left_out(self) -> list[FragmentReference]:
-        """References that `batches` left out with `max_staleness_at_use`, in order."""
-        return [each for loader in self._loaders for each in loader.left_out]
 
     def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         """Return int64[N]: the versions that each granted fragment is behind, in draw order.
@@ -353,13 +336,7 @@ class Lease(_Renewed, Granted):
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.
         """
-        self._end(mode, None)
-
-    def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:
-        is_used = any(loader.staleness_at_use for loader in self._loaders)
-        if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
-            mode = ReleaseMode.RETURNED
-        self._end_once(self._ended(mode, is_left_by), is_left_by)
+        self._end_once(self._ended(mode, None), None)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -368,7 +345,7 @@ class Lease(_Renewed, Granted):
                     self.unreadable()
         finally:
             mode = ReleaseMode.CONSUMED if error is None else ReleaseMode.RETURNED
-            self._end(mode, error)
+            self._end_once(self._ended(mode, error), error)
 
 
 class Ticket(_Renewed, HeldTicket):
@@ -385,11 +362,6 @@ class Ticket(_Renewed, HeldTicket):
     processes may still append members. An exception gives it back. If it expires before the first
     member, the group ends as `lost`; with members, the group stays open without a ticket.
     """
-
-    def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
-        """Use `Client.tickets` instead."""
-        HeldTicket.__init__(self, interpreter.context, buffer, group, grant)
-        self._interpreter = interpreter
 
     def give_back(self, member: int | None = None) -> None:
         """Say that the rest of the group, or one member of it, will not come.

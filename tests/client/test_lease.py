@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import grpc
@@ -466,7 +467,9 @@ def renewing(*answers: Any) -> tuple[Granted, list[float]]:
     """A lease of 60 s after so many renewals, and how long each was waited for."""
     world = OperationWorld()
     world.will("RenewLease", *answers)
-    lease = Granted(world.context, "default", LeaseGrant("l", 60.0, (), "s", 0, "r"))
+    lease = Granted(
+        SimpleNamespace(context=world.context), "default", LeaseGrant("l", 60.0, (), "s", 0, "r")
+    )
     renewal = lease._renewing()  # noqa: SLF001 - without a thread or a task
     delays_s: list[float] = []
 

@@ -26,11 +26,12 @@ from breadbox.model.types import (
     GroupEnd,
     GroupEndReason,
     LeaseGrant,
+    MembersRead,
     ModelState,
     PayloadReference,
     StoreConfig,
 )
-from breadbox.operations import calls, operations
+from breadbox.operations import calls, members, operations
 from breadbox.operations.retry import RetryPolicy
 from breadbox.stores.base import PayloadStore
 from breadbox.wire.route import Route
@@ -1290,6 +1291,27 @@ def test_a_store_that_the_client_was_given_gets_everything(store: RecordingStore
     world.run(operations.fetch(world.context, "b", fetch_request(0.0)))
     assert 1 == len(store.written)
     assert [0] == [request.inline_bytes_max for request in world.requests("FetchFragments")]
+
+
+def test_a_read_of_members_that_is_cut_off_while_it_loads_is_closed_without_an_error(
+    store: RecordingStore,
+) -> None:
+    """As by Ctrl-C or a cancelled task: the lease then expires."""
+    world = OperationWorld(store=store)
+    reading = members.read_members(world.context, "b", [("g", 0)], None)
+    next(reading)
+    found = MembersRead([came_along(0)], (1,), "lease")
+    assert isinstance(reading.send(found), operations.RunBlocking)
+    reading.close()
+
+
+def test_a_read_of_members_that_fails_ends_its_lease() -> None:
+    world = OperationWorld()
+    world.will("ReadMembers", MembersRead([], (-1,), "lease"))
+    world.will("ReleaseLease", AWAY)
+    with pytest.raises(errors.MemberNotFoundError):
+        world.run(members.read_members(world.context, "b", [("g", 0)], None))
+    assert ["lease"] == [request.lease_id for request in world.requests("ReleaseLease")]
 
 
 def came_along(index: int) -> FragmentReference:

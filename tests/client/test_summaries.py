@@ -1,5 +1,6 @@
 """What holds arrays shows their paths, dtypes and shapes, and no numbers."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_a_table_of_many_rows_ends_with_an_ellipsis() -> None:
 def test_a_lease_is_a_table_of_its_fragments(fragment: Fragment) -> None:
     reference = loaded(fragment).references[0]
     grant = LeaseGrant("lease-1", 9.5, (reference,) * 2, "run", 3, "request")
-    lease = Granted(OperationWorld().context, "default", grant)
+    lease = Granted(SimpleNamespace(context=OperationWorld().context), "default", grant)
     assert "Lease: 2 fragments of session &#x27;run&#x27; at version 3, open" in lease._repr_html_()
     assert 2 == lease._repr_html_().count("<td>w</td>")
 

@@ -1,7 +1,6 @@
 """Groups: members in any order, from any worker; a group ends as a whole, and that is told."""
 
 import random
-from collections.abc import Container
 from typing import Any
 
 import pytest
@@ -30,7 +29,8 @@ from breadbox_server.core.model.inputs import (
     ReleaseMode,
     Settle,
 )
-from breadbox_server.core.state.groups import Groups
+from breadbox_server.core.state.assembly import Assembly
+from breadbox_server.core.state.payloads import PayloadLedger
 from core.world import World, indices
 from support.metadata import make_fragment
 
@@ -341,13 +341,13 @@ def test_no_group_is_looked_for_among_those_that_all_hold_something_until_one_is
 ) -> None:
     """A search goes through all, and producers with too many groups would cause one each."""
     searched = [0]
-    original = Groups.first_idle
+    original = Assembly.first_idle
 
-    def first_idle(groups: Groups, senders: Container[WorkerId]) -> WorkerId | None:
+    def first_idle(groups: Assembly, payloads: PayloadLedger) -> WorkerId | None:
         searched[0] += 1
-        return original(groups, senders)
+        return original(groups, payloads)
 
-    monkeypatch.setattr(Groups, "first_idle", first_idle)
+    monkeypatch.setattr(Assembly, "first_idle", first_idle)
     world = world_of_groups(workers_max=2)
     first = make_fragment("a", 0)
     world.offer(first)

@@ -197,6 +197,8 @@ def test_a_batch_of_no_sequence_has_the_columns_of_others(store: PayloadStore, k
             batch.max_seqlen,
             len(batch.position_ids),
         )
+    else:
+        assert {(0, 0)} == {batch.mask.shape, *(each.shape[:2] for each in batch.tokens.values())}
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 import breadbox
-from breadbox.payload.dtypes import as_leaf, parse_dtype, stored_array
+from breadbox.payload import decode_tree, encode_tree
+from breadbox.stores.disk import replace_text
 from breadbox_adapters.transfer_queue.rows import TASK, parts_of
 from breadbox_adapters.transfer_queue.runtime import runtime
 
@@ -42,29 +41,23 @@ def save_checkpoint(
         os.fsync(file.fileno())
         size_bytes = file.tell()
     about = {"file": name, "size_bytes": size_bytes, "rows": index, "user_metadata": metadata or {}}
-    with open(folder / f"{name}.json", "w", encoding="utf-8") as file:
-        json.dump(about, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(folder / f"{name}.json", folder / _INDEX)
+    replace_text(folder / _INDEX, json.dumps(about))
     for old in folder.glob("rows-*.bin"):
         if old.name != name:
             old.unlink()
 
 
 async def _saved(file: Any) -> list[dict[str, Any]]:
-    client, index, end = (await runtime.rows()).client, [], 0
+    client, index, end = (await runtime.rows()).client, list[dict[str, Any]](), 0
     members = await client.members()
     for start in range(0, len(members), _ROWS_AT_ONCE):
         some = members[start : start + _ROWS_AT_ONCE]
         read = await client.read_members([(each.group, each.member) for each in some])
         for member, arrays in zip(some, read, strict=True):
-            placed = {}
-            for name, leaf in arrays.items():
-                array, dtype = stored_array(name, leaf)
-                placed[name] = [dtype, list(array.shape), end]
-                end += file.write(np.ascontiguousarray(array).tobytes())
-            index.append({"group": member.group, "numbers": member.numbers, "arrays": placed})
+            size_bytes = sum(map(file.write, encode_tree(arrays)))
+            place = {"offset": end, "size_bytes": size_bytes}
+            index.append({"group": member.group, "numbers": member.numbers, **place})
+            end += size_bytes
     file.flush()
     return index
 
@@ -78,6 +71,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
     Raises:
         FileNotFoundError: There is no checkpoint, or its file of rows is gone.
         ValueError: Its file of rows is not whole. No row was changed.
+        PayloadCorruptError: The file has changed since it was written.
     """
     folder = Path(checkpoint_dir)
     about = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
@@ -101,14 +95,11 @@ async def _loaded(file: Any, index: list[dict[str, Any]]) -> None:
 
 
 def _parts(file: Any, row: dict[str, Any]) -> Iterator[breadbox.Part]:
-    columns: dict[str, Any] = {}
-    tasks: dict[str, Any] = {}
-    for name, (dtype, shape, offset) in row["arrays"].items():
-        file.seek(offset)
-        array = np.empty(shape, parse_dtype(dtype))
-        file.readinto(array.reshape(-1).view(np.uint8))
-        kept = tasks if name.startswith(TASK) else columns
-        kept[name] = as_leaf(array, dtype)
+    file.seek(row["offset"])
+    stored = bytearray(row["size_bytes"])
+    file.readinto(stored)
+    arrays, _ = decode_tree(stored)
+    columns = {name: array for name, array in arrays.items() if not name.startswith(TASK)}
     yield from parts_of(row["group"], columns, row["numbers"])
-    for name, array in tasks.items():
-        yield breadbox.Part(group=row["group"], name=name, arrays={name: array})
+    for name in arrays.keys() - columns.keys():
+        yield breadbox.Part(group=row["group"], name=name, arrays={name: arrays[name]})

@@ -1,7 +1,5 @@
 """The asyncio client; docstrings of its methods are in `breadbox.client`."""
 
-import random
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -12,7 +10,6 @@ from collections.abc import (
     Sequence,
 )
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
-from uuid import uuid4
 
 from numpy.typing import NDArray
 
@@ -21,13 +18,11 @@ from breadbox.aio.service import Service
 from breadbox.model import types
 from breadbox.model.errors import WaitElapsedError
 from breadbox.model.fragment import Appendable, Fragment, Part
-from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
 from breadbox.operations import calls, members, operations
+from breadbox.operations.connected import Connected
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
-from breadbox.shared.outages import Outages
-from breadbox.shared.process_bound import ProcessBound
 from breadbox.stores.base import PayloadStore
 from breadbox.transport.aio.entering import Entering
 from breadbox.transport.aio.interpreter import Interpreter
@@ -68,51 +63,21 @@ async def _made(address: str, options: ClientOptions) -> "Client":
     return Client(address, options)
 
 
-class Client(ProcessBound):
+class Client(Connected):
     """The client of one event loop: as `breadbox.Client`, awaited.
 
     Not thread-safe. `close` makes calls of other tasks fail with ClosedError.
     `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never converted.
     """
 
-    def __init__(
-        self,
-        address: str,
-        options: ClientOptions,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
-        store: PayloadStore | None = None,
-    ) -> None:
-        self._context = operations.Context(
-            address=address,
-            options=options,
-            now=clock,
-            rng=rng or random.Random(),
-            new_id=lambda: uuid4().hex,
-            outages=Outages(clock),
-            slot=operations.StoreSlot(store),
-        )
+    service: Service
+    _interpreter: Interpreter
+
+    def _begin(self) -> None:
         self._interpreter = Interpreter(self._context)
         self.service = Service(self._interpreter)
 
     # Life --------------------------------------------------------------------------------------
-
-    @property
-    def address(self) -> str:
-        return self._context.address
-
-    @property
-    def buffer(self) -> str:
-        return self._context.options.buffer
-
-    @property
-    def closed(self) -> bool:
-        return self._interpreter.closed
-
-    @property
-    def outage(self) -> str:
-        return self._context.outages.words
 
     async def open_store(self) -> PayloadStore:
         return await self._interpreter.run(operations.opened_store(self._context))
@@ -125,15 +90,6 @@ class Client(ProcessBound):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        state = " closed" if self.closed else ""
-        return f"<breadbox.aio.Client of {self.address}, buffer {self.buffer!r}{state}>"
-
-    if not TYPE_CHECKING:  # Type checkers are to find old names.
-
-        def __getattr__(self, name: str) -> Any:
-            return moved(self, name)
 
     async def _invoke(self, call: calls.Call[T]) -> T:
         return await self._interpreter.run(operations.invoke(self._context, call))
@@ -255,9 +211,6 @@ class Client(ProcessBound):
         return await self._run(operations.load_model, buffer, newer_than, max_wait_s)
 
     # Writing fragments -------------------------------------------------------------------------
-
-    def declare_origin(self, origin: Mapping[str, str]) -> None:
-        self._context.origin = operations.Origin(dict(origin))
 
     async def append(
         self,

@@ -12,13 +12,7 @@ from breadbox.aio.loader import FragmentLoader
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment, checked_sequence
 from breadbox.model.fragment import Sequence as TokenSequence
-from breadbox.model.types import (
-    Device,
-    FragmentReference,
-    LeaseGrant,
-    ReleaseMode,
-    TicketGrant,
-)
+from breadbox.model.types import Device, FragmentReference, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted, Held, HeldTicket
 from breadbox.operations.operations import Operation
@@ -68,15 +62,6 @@ class Lease(_Renewed, Granted):
     `fragments` or `batches` that is left early cancels its loads once the generator is closed;
     `contextlib.aclosing` does that immediately.
     """
-
-    def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        Granted.__init__(self, interpreter.context, buffer, grant)
-        self._interpreter = interpreter
-        self._loaders: list[FragmentLoader[Batch]] = []
-
-    @property
-    def left_out(self) -> list[FragmentReference]:
-        return [each for loader in self._loaders for each in loader.left_out]
 
     async def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
         if model_version is None:
@@ -199,13 +184,7 @@ class Lease(_Renewed, Granted):
         return await self._interpreter.run(self._examined())
 
     async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
-        await self._end(mode, None)
-
-    async def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:
-        is_used = any(loader.staleness_at_use for loader in self._loaders)
-        if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
-            mode = ReleaseMode.RETURNED
-        await self._end_once(self._ended(mode, is_left_by), is_left_by)
+        await self._end_once(self._ended(mode, None), None)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
@@ -214,15 +193,11 @@ class Lease(_Renewed, Granted):
                     await self.unreadable()
         finally:
             mode = ReleaseMode.CONSUMED if error is None else ReleaseMode.RETURNED
-            await self._end(mode, error)
+            await self._end_once(self._ended(mode, error), error)
 
 
 class Ticket(_Renewed, HeldTicket):
     """The right to fill one group, as `breadbox.types.Ticket`: an async context manager."""
-
-    def __init__(self, interpreter: Interpreter, buffer: str, group: str, grant: TicketGrant):
-        HeldTicket.__init__(self, interpreter.context, buffer, group, grant)
-        self._interpreter = interpreter
 
     async def give_back(self, member: int | None = None) -> None:
         ending = self._given_back(member, None)

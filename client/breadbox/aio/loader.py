@@ -1,20 +1,18 @@
 """Load granted fragments ahead of their use; docstrings are in `breadbox.loader`."""
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import FragmentReference
 from breadbox.reading.devices import SideStream
-from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
+from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, Planned
 from breadbox.transport.aio.prefetch import prefetched
 
 Loaded = TypeVar("Loaded")
 
 
-class FragmentLoader(Generic[Loaded]):
+class FragmentLoader(Planned[Loaded]):
     """Load lists of references as batches, ahead of their use, as `breadbox.loader` does."""
 
     def __init__(
@@ -25,24 +23,10 @@ class FragmentLoader(Generic[Loaded]):
         side_stream: SideStream | None = None,
         model_version: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
+        super().__init__(options, knows_version=model_version is not None)
         self._load = load
         self._model_version = model_version
         self._side_stream = side_stream
-        self._plan: LoadPlan[Loaded] = LoadPlan(options or LoaderOptions())
-        if model_version is None and self._plan.options.max_staleness_at_use is not None:
-            raise InvalidRequestError("model_version", "is needed with max_staleness_at_use")
-
-    @property
-    def skipped(self) -> list[FragmentReference]:
-        return self._plan.skipped
-
-    @property
-    def left_out(self) -> list[FragmentReference]:
-        return self._plan.left_out
-
-    @property
-    def staleness_at_use(self) -> Counter[int]:
-        return self._plan.staleness_at_use
 
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int

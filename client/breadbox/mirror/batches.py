@@ -9,7 +9,7 @@ import numpy as np
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Tree
-from breadbox.model.summaries import summary, summary_html
+from breadbox.model.summaries import Summarized
 from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
 from breadbox.reading.devices import tensor_of
@@ -35,22 +35,19 @@ class Prioritised:
                 raise InvalidRequestError(name, f"must be from 0 to 10, got {value!r}")
 
 
-class _Leaves:
+class _Leaves(Summarized):
     __slots__ = ()
     _unit = ""
     handle: Any
 
-    def _trees(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.handle)
 
-    def __repr__(self) -> str:
-        return summary(type(self).__name__, [f"{len(self)} {self._unit}"], self._trees())
-
-    def _repr_html_(self) -> str:
-        return summary_html(type(self).__name__, [f"{len(self)} {self._unit}"], self._trees())
+    def _facts(self) -> list[str]:
+        return [f"{len(self)} {self._unit}"]
 
     def to_torch(self, device: Device = "cpu") -> Self:
         """Return the batch with torch tensors as leaves; on the CPU they share its memory.
@@ -61,7 +58,7 @@ class _Leaves:
         """
         changed = {
             name: map_tree(partial(tensor_of, device=device), tree)
-            for name, tree in self._trees().items()
+            for name, tree in self._arrays().items()
         }
         return replace(self, **changed)  # type: ignore[type-var]
 
@@ -117,7 +114,7 @@ class StepBatch(_Leaves):
         """Yield views of *size* rows each, in order; the last may be shorter."""
         for start in range(0, len(self), size):
             changed = {
-                name: rows(tree, start, start + size) for name, tree in self._trees().items()
+                name: rows(tree, start, start + size) for name, tree in self._arrays().items()
             }
             yield StepBatch(**changed)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError
-from breadbox.model.summaries import summary, summary_html
+from breadbox.model.summaries import Summarized
 from breadbox.model.types import FragmentMetadata, Number, checked_numbers
 
 Tree = Any
@@ -35,8 +35,8 @@ def tree_size_bytes(tree: Tree) -> int:
             return int(getattr(tree, "nbytes", 0))
 
 
-@dataclass(slots=True, kw_only=True)
-class Fragment:
+@dataclass(slots=True, kw_only=True, repr=False)
+class Fragment(Summarized):
     """T steps of one worker. Leaves of trees are `[T, ...]` unless said otherwise.
 
     Attributes:
@@ -96,13 +96,6 @@ class Fragment:
     discontinuity: bool = False
     priority: float = 1.0
 
-    def __repr__(self) -> str:
-        """Show worker, index and session, and the leaves with dtypes and shapes, in one line."""
-        return summary("Fragment", self._facts(), self._arrays())
-
-    def _repr_html_(self) -> str:
-        return summary_html("Fragment", self._facts(), self._arrays())
-
     def _facts(self) -> list[str]:
         low, high = self.model_version_min, self.model_version_max
         return [
@@ -151,8 +144,33 @@ ARRAY_FIELDS: Final = tuple(
 _arrays_of = attrgetter(*ARRAY_FIELDS)
 
 
-@dataclass(slots=True, kw_only=True)
-class Sequence:
+class _OfMember(Summarized):
+    """What belongs to a member of a group, under the names of its metadata."""
+
+    __slots__ = ()
+    group: str
+    member: int
+    discontinuity: ClassVar[bool] = False
+    priority: ClassVar[float] = 1.0
+
+    @property
+    def worker_id(self) -> str:
+        """`group`, under its name in the metadata."""
+        return self.group
+
+    @property
+    def fragment_index(self) -> int:
+        """`member`, under its name in the metadata."""
+        return self.member
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all arrays, before any codec: its size in memory."""
+        return tree_size_bytes(self._arrays())
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class Sequence(_OfMember):
     """One member of a group, such as a completion of T tokens. Arrays are not copied.
 
     ```python
@@ -193,8 +211,6 @@ class Sequence:
     model_version_min: int
     model_version_max: int
     session_id: str = ""
-    discontinuity: ClassVar[bool] = False
-    priority: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         self.numbers = checked_numbers(self.numbers)
@@ -210,13 +226,6 @@ class Sequence:
             if not shape or not shape[0] or shape[0] != (wanted or shape[0]):
                 raise TreeMismatchError(f"tokens.{name}", f"[{wanted or 'T'}, ...]", str([*shape]))
             wanted = shape[0]
-
-    def __repr__(self) -> str:
-        """Show group, member and versions, and the arrays with dtypes and shapes, in one line."""
-        return summary("Sequence", self._facts(), self._arrays())
-
-    def _repr_html_(self) -> str:
-        return summary_html("Sequence", self._facts(), self._arrays())
 
     @classmethod
     def read(cls, metadata: FragmentMetadata, tokens: Tree, context: Tree) -> Self:
@@ -247,28 +256,13 @@ class Sequence:
         return {"tokens": self.tokens, "context": self.context}
 
     @property
-    def worker_id(self) -> str:
-        """`group`, under its name in the metadata."""
-        return self.group
-
-    @property
-    def fragment_index(self) -> int:
-        """`member`, under its name in the metadata."""
-        return self.member
-
-    @property
     def step_count(self) -> int:
         """T, the number of tokens, or 0 if no array of them was read."""
         return len(next(iter(self.tokens.values()), ()))
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all arrays, before any codec: its size in memory."""
-        return tree_size_bytes(self._arrays())
-
 
 @dataclass(slots=True)
-class Part:
+class Part(_OfMember):
     """Arrays and numbers that are attached to a member of an open group, or to a row.
 
     ```python
@@ -301,8 +295,6 @@ class Part:
     session_id: str = ""
     model_version_min: ClassVar[int] = 0
     model_version_max: ClassVar[int] = 0
-    discontinuity: ClassVar[bool] = False
-    priority: ClassVar[float] = 1.0
     step_count: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -320,20 +312,8 @@ class Part:
                 "arrays", "must hold at least one array, or numbers one value"
             )
 
-    @property
-    def worker_id(self) -> str:
-        """`group`, under its name in the metadata."""
-        return self.group
-
-    @property
-    def fragment_index(self) -> int:
-        """`member`, under its name in the metadata."""
-        return self.member
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all arrays, before any codec: its size in memory."""
-        return tree_size_bytes({"arrays": self.arrays, "tokens": self.tokens})
+    def _arrays(self) -> dict[str, Tree]:
+        return {"arrays": self.arrays, "tokens": self.tokens}
 
     @property
     def has_arrays(self) -> bool:

@@ -10,6 +10,25 @@ LEAVES_MAX = 40
 """Most leaves that are listed; more end with an ellipsis."""
 
 
+class Summarized:
+    """Shows itself with `_facts` and `_arrays`: in one line, or as a table in notebooks."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def _arrays(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Show what it is, and its arrays with dtypes and shapes, in one line."""
+        return summary(type(self).__name__, self._facts(), self._arrays())
+
+    def _repr_html_(self) -> str:
+        return summary_html(type(self).__name__, self._facts(), self._arrays())
+
+
 def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
     """Return `name(fact, path: dtype[shape], ...)`, without absent trees."""
     leaves = [*islice(leaves_of(trees), LEAVES_MAX + 1)]

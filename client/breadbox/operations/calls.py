@@ -327,12 +327,14 @@ class FetchRequest:
     """Name of the fetch, or None for a random one."""
     lease_s: float | None = None
     """Seconds until the lease expires, or None for the buffer's `lease_s`."""
-    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
-    """Most bytes of inline payloads in the reply."""
 
 
 def fetch_fragments(
-    buffer: str, fetch: FetchRequest, *, request_id: str, max_wait_s: float
+    buffer: str,
+    fetch: FetchRequest,
+    request_id: str,
+    max_wait_s: float,
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX,
 ) -> Call[types.LeaseGrant | str]:
     """Fetch under a lease; the answer is the grant, or why there was none within the wait."""
     return _call(
@@ -346,7 +348,7 @@ def fetch_fragments(
         rank=fetch.rank,
         world_size=fetch.world_size,
         lease_duration=wire.duration("lease_s", fetch.lease_s),
-        inline_bytes_max=fetch.inline_bytes_max,
+        inline_bytes_max=inline_bytes_max,
     )
 
 
@@ -376,14 +378,15 @@ class ReadRequest:
     """Session that the reader knows, or None. Another session ends the wait only if it is set."""
     subscription: str | None = None
     """Subscription to read, or None if the reader keeps the cursor."""
-    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
-    """Most bytes of inline payloads in the reply."""
     is_look: bool = False
     """True if the read is no use of the buffer by `BufferState.idle_s`."""
 
 
 def read_fragments(
-    buffer: str, read: ReadRequest, *, max_wait_s: float
+    buffer: str,
+    read: ReadRequest,
+    max_wait_s: float,
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX,
 ) -> Call[types.FragmentRead]:
     """Read chunks after a cursor under a lease, without using them."""
     return _call(
@@ -397,7 +400,7 @@ def read_fragments(
         lease_duration=wire.duration("lease_s", read.lease_s),
         known_session_id=read.known_session_id,
         subscription=read.subscription,
-        inline_bytes_max=read.inline_bytes_max,
+        inline_bytes_max=inline_bytes_max,
         is_look=read.is_look,
     )
 

@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import groupby
 
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.options import WAIT_S_MAX_PER_CALL
-from breadbox.model.types import FragmentRead, FragmentReference, ReleaseMode
+from breadbox.model.types import FragmentRead, FragmentReference
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation
 
@@ -93,12 +92,9 @@ class Tail:
         references, lost_count = read.fragments, 0
         fragments: list[Fragment] = []
         if references:
-            try:
-                references, fragments, lost_count = yield from self._load_all(references)
-            except errors.ReplayBufferError:
-                yield from self._release(read)
-                raise
-            yield from self._release(read)
+            references, fragments, lost_count = yield from operations.under_lease(
+                self.context, self.buffer, read.lease_id, self._load_all(references)
+            )
         return LoadedRead(
             fragments=tuple(fragments),
             references=tuple([operations.without_body(each) for each in references]),
@@ -107,14 +103,6 @@ class Tail:
             session_id=read.session_id,
             model_version=read.model_version,
         )
-
-    def _release(self, read: FragmentRead) -> Operation[None]:
-        """Release the lease, if any; if the release fails, it expires."""
-        if read.lease_id is None:
-            return
-        call = calls.release_lease(self.buffer, read.lease_id, ReleaseMode.CONSUMED)
-        with suppress(errors.ReplayBufferError):
-            yield from operations.invoke_once(self.context, call)
 
     def _load_all(
         self, references: tuple[FragmentReference, ...]

@@ -19,6 +19,7 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
+from breadbox.reading.loading import Planned
 from breadbox.reading.packed import BatchT, NumbersByName, load_sequences, numbers_of
 from breadbox.reading.parts import named
 from breadbox.reading.splitting import micro_batches
@@ -42,9 +43,10 @@ class Held(ProcessBound):
     """A lease or a ticket, which the server ends by itself unless it is renewed."""
 
     def __init__(
-        self, context: Context, name: str, renewal: calls.Call[Any], remaining_s: float
+        self, interpreter: Any, name: str, renewal: calls.Call[Any], remaining_s: float
     ) -> None:
-        self._context = context
+        self._interpreter = interpreter
+        self._context: Context = interpreter.context
         self._name = name
         self._renewal_call = renewal
         self.remaining_s = remaining_s
@@ -85,12 +87,13 @@ class HeldTicket(Held):
     _kind = "ticket"
     _remedy = "take tickets in each process, or hand on the names of their groups"
 
-    def __init__(self, context: Context, buffer: str, group: str, grant: TicketGrant) -> None:
+    def __init__(self, interpreter: Any, buffer: str, group: str, grant: TicketGrant) -> None:
+        """Use `Client.tickets` instead."""
         renewal = calls.renew_ticket(buffer, group, None)
-        super().__init__(context, f"the ticket of group {group}", renewal, grant.remaining_s)
+        super().__init__(interpreter, f"the ticket of group {group}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._grant = grant
-        self._newest = context.newest(buffer, grant.session_id)
+        self._newest = self._context.newest(buffer, grant.session_id)
         self.group = group
         """The group's name, which the server made: `worker_id` of its members."""
 
@@ -133,11 +136,13 @@ class Granted(Held):
     _kind = "lease"
     _remedy = "fetch in each process"
 
-    def __init__(self, context: Context, buffer: str, grant: LeaseGrant) -> None:
+    def __init__(self, interpreter: Any, buffer: str, grant: LeaseGrant) -> None:
+        """Use `Client.fetch` instead."""
         renewal = calls.renew_lease(buffer, grant.lease_id, None)
-        super().__init__(context, f"lease {grant.lease_id}", renewal, grant.remaining_s)
+        super().__init__(interpreter, f"lease {grant.lease_id}", renewal, grant.remaining_s)
         self._buffer = buffer
         self._unreadable: list[str] = []
+        self._loaders: list[Planned[Any]] = []
         self._is_read = False
         """True once fragments were loaded without a limit on their staleness."""
         self._limit = -1
@@ -173,13 +178,19 @@ class Granted(Held):
             raise errors.SessionEndedError(self.grant.session_id, current)
         return state.model_version or 0
 
-    def _has_aged(self, left_out: Sequence[FragmentReference]) -> bool:
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        """References that `batches` left out with `max_staleness_at_use`, in order."""
+        return [each for loader in self._loaders for each in loader.left_out]
+
+    def _has_aged(self) -> bool:
         """Return True if fragments were left out alone for what happened since the grant.
 
         Those that were too stale at the grant are not returned: they would be granted again.
         """
-        return not self._is_read and any(
-            each.staleness_when_granted <= self._limit for each in left_out
+        is_used = self._is_read or any([loader.staleness_at_use for loader in self._loaders])
+        return not is_used and any(
+            each.staleness_when_granted <= self._limit for each in self.left_out
         )
 
     def refuse(self, payload_ids: Iterable[str]) -> None:
@@ -301,6 +312,8 @@ class Granted(Held):
 
     def _ended(self, mode: ReleaseMode, is_left_by: BaseException | None) -> Operation[None]:
         """Release it on the server; after an error in the block without retries, to be quick."""
+        if mode is ReleaseMode.CONSUMED and self._has_aged():
+            mode = ReleaseMode.RETURNED
         call = calls.release_lease(self._buffer, self.grant.lease_id, mode, self._unreadable)
         send = operations.invoke if is_left_by is None else operations.invoke_once
         yield from send(self._context, call)

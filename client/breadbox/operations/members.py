@@ -18,7 +18,6 @@ from breadbox.model.types import (
     LeaseGrant,
     MemberDescription,
     MembersRead,
-    ReleaseMode,
 )
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation
@@ -77,22 +76,24 @@ def read_members(
     if parts is not None and not wanted:
         raise errors.InvalidRequestError("parts", "must name a part, or be None for all")
     read: list[dict[str, Any]] = []
-    inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
     while len(read) < len(keys):
         asked = keys[len(read) : len(read) + KEYS_MAX]
-        call = calls.read_members(buffer, asked, wanted, **inline)
+        call = calls.read_members(buffer, asked, wanted, context.slot.inline_bytes_max)
         found = yield from operations.invoke(context, call)
-        try:
-            by_key = _checked(asked, found, wanted)
-            stored = []
-            if found.references:
-                stored = yield from operations.load_fragments(context, found.references, None, None)
-        finally:
-            if found.lease_id is not None:
-                yield from _release(context, buffer, found.lease_id)
-        loaded = iter(stored)
-        read += [_joined(islice(loaded, len(each))) for each in by_key]
+        reading = _loaded(context, asked, found, wanted)
+        read += yield from operations.under_lease(context, buffer, found.lease_id, reading)
     return read
+
+
+def _loaded(
+    context: Context, keys: Sequence[Key], found: MembersRead, wanted: Sequence[str]
+) -> Operation[list[dict[str, Any]]]:
+    by_key = _checked(keys, found, wanted)
+    stored = []
+    if found.references:
+        stored = yield from operations.load_fragments(context, found.references, None, None)
+    loaded = iter(stored)
+    return [_joined(islice(loaded, len(each))) for each in by_key]
 
 
 def _checked(
@@ -124,15 +125,6 @@ def _joined(stored: Iterator[Any]) -> dict[str, Any]:
     return arrays
 
 
-def _release(context: Context, buffer: str, lease_id: str) -> Operation[None]:
-    """End a read lease; without an answer it expires."""
-    call = calls.release_lease(buffer, lease_id, ReleaseMode.CONSUMED)
-    try:
-        yield from operations.invoke_once(context, call)
-    except errors.ReplayBufferError:
-        return
-
-
 def claim(
     context: Context,
     buffer: str,
@@ -142,12 +134,13 @@ def claim(
     lease_s: float | None,
 ) -> Operation[LeaseGrant]:
     """Claim members that lack a part; raise WaitElapsedError if the wait is over without any."""
-    inline = {"inline_bytes_max": 0} if context.slot.is_given else {}
     return operations.wait_for(
         context,
         "a member",
         max_wait_s,
-        lambda wait_s: calls.claim_members(buffer, lacking, count, wait_s, lease_s, **inline),
+        lambda wait_s: calls.claim_members(
+            buffer, lacking, count, wait_s, lease_s, context.slot.inline_bytes_max
+        ),
     )
 
 

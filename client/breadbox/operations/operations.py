@@ -20,7 +20,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -51,6 +51,7 @@ from breadbox.model.types import (
     PayloadReference,
     PrioritiesReply,
     PublishReply,
+    ReleaseMode,
     StoreConfig,
     TicketGrant,
 )
@@ -165,7 +166,8 @@ class StoreSlot:
         self._lock = Lock()
         self.store = store
         """The store, or None before it is opened and after it is closed."""
-        self.is_given = store is not None
+        self.inline_bytes_max = calls.INLINE_REPLY_BYTES_MAX if store is None else 0
+        """Most bytes of inline payloads in a reply: none if the store is the caller's."""
         self.config: StoreConfig | None = None
         """The settings that the server returned, or None before."""
 
@@ -439,36 +441,45 @@ def _priority(value: float) -> float:
     return priority
 
 
-def _slice_s(left_s: float) -> float:
-    return min(max(left_s, 0.0), WAIT_S_MAX_PER_CALL)
+def poll(
+    context: Context,
+    max_wait_s: float | None,
+    call_of: Callable[[float], Call[T]],
+    is_news: Callable[[T], object],
+    started_at: float | None = None,
+) -> Operation[T]:
+    """Send calls that wait until an answer is news, or the wait is over; return the last answer.
+
+    *call_of* makes the call that waits for some seconds; a wait of None never is over.
+    """
+    if max_wait_s is not None:
+        wire.duration("max_wait_s", max_wait_s)
+    began_at = context.now() if started_at is None else started_at
+    until = began_at + (math.inf if max_wait_s is None else max_wait_s)
+    while True:
+        answer, _ = yield from repeat(
+            context, lambda now: call_of(min(max(until - now, 0.0), WAIT_S_MAX_PER_CALL))
+        )
+        if is_news(answer) or until - context.now() < INSTANT_S:
+            return answer
 
 
 def watch_model(
     context: Context, buffer: str, known: ModelState | None, max_wait_s: float
 ) -> Operation[ModelState | None]:
     """Return the state once it differs from `known`, or None if the wait has elapsed."""
-    wire.duration("max_wait_s", max_wait_s)
-    until = context.now() + max_wait_s
-    while True:
-        state, _ = yield from repeat(
-            context, lambda now: calls.watch_model(buffer, known, _slice_s(until - now))
-        )
-        if state is not None or until - context.now() < INSTANT_S:
-            return state
+    return poll(
+        *(context, max_wait_s, lambda wait_s: calls.watch_model(buffer, known, wait_s), bool)
+    )
 
 
 def group_ends(
     context: Context, buffer: str, after: int, max_wait_s: float
 ) -> Operation[list[GroupEnd]]:
     """Return how groups ended after an end, or nothing if the wait has elapsed."""
-    wire.duration("max_wait_s", max_wait_s)
-    until = context.now() + max_wait_s
-    while True:
-        ends, _ = yield from repeat(
-            context, lambda now: calls.group_ends(buffer, after, _slice_s(until - now))
-        )
-        if ends or until - context.now() < INSTANT_S:
-            return ends
+    return poll(
+        *(context, max_wait_s, lambda wait_s: calls.group_ends(buffer, after, wait_s), bool)
+    )
 
 
 def take_tickets(
@@ -494,46 +505,39 @@ def wait_for(
     what: str,
     max_wait_s: float | None,
     call_of: Callable[[float], Call[T | str]],
+    started_at: float | None = None,
 ) -> Operation[T]:
-    """Call until something is granted; raise WaitElapsedError if the wait is over without.
+    """Poll until something is granted; raise WaitElapsedError if the wait is over without.
 
-    *call_of* makes the call that waits for some seconds, and answers with the reason if none was.
+    The answer is the reason if nothing was.
     """
-    if max_wait_s is not None:
-        wire.duration("max_wait_s", max_wait_s)
-    started_at = context.now()
-    until = started_at + (math.inf if max_wait_s is None else max_wait_s)
-    while True:
-        answer, _ = yield from repeat(context, lambda now: call_of(_slice_s(until - now)))
-        if not isinstance(answer, str):
-            return answer
-        now = context.now()
-        if until - now < INSTANT_S:
-            raise errors.WaitElapsedError(now - started_at, answer, what)
+    began_at = context.now() if started_at is None else started_at
+    answer = yield from poll(
+        context, max_wait_s, call_of, lambda it: not isinstance(it, str), began_at
+    )
+    if isinstance(answer, str):
+        raise errors.WaitElapsedError(context.now() - began_at, answer, what)
+    return answer
 
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:
     """Fetch under a lease; raise WaitElapsedError if the wait is over and nothing was taken."""
-    wait_s = math.inf if request.max_wait_s is None else request.max_wait_s
-    if request.max_wait_s is not None:
-        wire.duration("max_wait_s", wait_s)
-    if context.slot.is_given:
-        request = replace(request, inline_bytes_max=0)
     started_at = context.now()
-    until = started_at + wait_s
     request_id = request.request_id or context.new_id()
     sent_count = 0
 
-    def next_call(now: float) -> Call[LeaseGrant | str]:
+    def next_call(wait_s: float) -> Call[LeaseGrant | str]:
         nonlocal sent_count
         sent_count += 1
         return calls.fetch_fragments(
-            buffer, request, request_id=request_id, max_wait_s=_slice_s(until - now)
+            *(buffer, request, request_id, wait_s), context.slot.inline_bytes_max
         )
 
     while True:
         try:
-            answer, _ = yield from repeat(context, next_call)
+            return (
+                yield from wait_for(context, "a batch", request.max_wait_s, next_call, started_at)
+            )
         except errors.LeaseExpiredError:
             # The request was granted, but the answer was lost for longer than the lease: the id is
             # used up. An id that the caller chose may be shared with other ranks, so only a random
@@ -541,33 +545,41 @@ def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operati
             if request.request_id is not None or sent_count == 1:
                 raise
             request_id, sent_count = context.new_id(), 0
-            continue
-        if isinstance(answer, LeaseGrant):
-            return answer
-        now = context.now()
-        if until - now < INSTANT_S:
-            raise errors.WaitElapsedError(now - started_at, answer)
 
 
 def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation[FragmentRead]:
     """Read chunks after a cursor, waiting for as long as the request says."""
-    wire.duration("max_wait_s", request.max_wait_s)
-    if context.slot.is_given:
-        request = replace(request, inline_bytes_max=0)
-    until = context.now() + request.max_wait_s
-    while True:
-        found, _ = yield from repeat(
-            context,
-            lambda now: calls.read_fragments(buffer, request, max_wait_s=_slice_s(until - now)),
-        )
-        known = request.known_session_id
-        is_news = (
+    known = request.known_session_id
+    return poll(
+        context,
+        request.max_wait_s,
+        lambda wait_s: calls.read_fragments(buffer, request, wait_s, context.slot.inline_bytes_max),
+        lambda found: (
             found.fragments
             or found.skipped_chunk_count
             or (known is not None and found.session_id != known)
-        )
-        if is_news or until - context.now() < INSTANT_S:
-            return found
+        ),
+    )
+
+
+def under_lease(
+    context: Context, buffer: str, lease_id: str | None, reading: Operation[T]
+) -> Operation[T]:
+    """Read under a lease, if there is one, and end it; if that is not answered it expires."""
+    try:
+        found = yield from reading
+    except errors.ReplayBufferError:
+        yield from _end_read(context, buffer, lease_id)
+        raise
+    yield from _end_read(context, buffer, lease_id)
+    return found
+
+
+def _end_read(context: Context, buffer: str, lease_id: str | None) -> Operation[None]:
+    if lease_id is not None:
+        call = calls.release_lease(buffer, lease_id, ReleaseMode.CONSUMED)
+        with suppress(errors.ReplayBufferError):
+            yield from invoke_once(context, call)
 
 
 def opened_store(context: Context) -> Operation[PayloadStore]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.model.fragment import Tree
-from breadbox.model.summaries import summary, summary_html
+from breadbox.model.summaries import Summarized, summary
 from breadbox.model.trees import (
     Structure,
     check_alike,
@@ -65,8 +65,8 @@ _SLAB_ALIGNMENT_BYTES = 256
 """Alignment of each array in a page-locked slab: that of a GPU's own allocator."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Batch(Generic[LeafT]):
+@dataclass(slots=True, kw_only=True, repr=False)
+class Batch(Summarized, Generic[LeafT]):
     """B fragments, stacked: row b of every leaf belongs to `references[b]`.
 
     Leaves are numpy arrays (bfloat16: torch tensors) where no device was asked for, else torch
@@ -118,13 +118,10 @@ class Batch(Generic[LeafT]):
     def __len__(self) -> int:
         return len(self.references)
 
-    def __repr__(self) -> str:
-        return summary("Batch", [f"{len(self)} fragments"], self._leaves())
+    def _facts(self) -> list[str]:
+        return [f"{len(self)} fragments"]
 
-    def _repr_html_(self) -> str:
-        return summary_html("Batch", [f"{len(self)} fragments"], self._leaves())
-
-    def _leaves(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _LEAF_FIELDS}
 
     @property

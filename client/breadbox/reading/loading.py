@@ -151,6 +151,30 @@ def _is_short(jobs: Sequence[Sequence[FragmentReference]], batch_size: int) -> b
     return len(jobs[-1]) < batch_size and not (is_of_groups and counts[-1] >= counts[0])
 
 
+class Planned(Generic[Loaded]):
+    """What the loaders of both clients know of their loads."""
+
+    def __init__(self, options: LoaderOptions | None, *, knows_version: bool) -> None:
+        self._plan: LoadPlan[Loaded] = LoadPlan(options or LoaderOptions())
+        if not knows_version and self._plan.options.max_staleness_at_use is not None:
+            raise InvalidRequestError("model_version", "is needed with max_staleness_at_use")
+
+    @property
+    def skipped(self) -> list[FragmentReference]:
+        """References that could not be loaded, over the loader's life; with "skip" only."""
+        return self._plan.skipped
+
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        """References that were too stale at their use; with `max_staleness_at_use` only."""
+        return self._plan.left_out
+
+    @property
+    def staleness_at_use(self) -> Counter[int]:
+        """Number of fragments handed out, by their staleness in versions at that moment."""
+        return self._plan.staleness_at_use
+
+
 class LoadPlan(Generic[Loaded]):
     """The batches to load, and the decisions after a failed load."""
 

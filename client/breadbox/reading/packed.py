@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.checks import checked_columns
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError
-from breadbox.model.summaries import summary, summary_html
+from breadbox.model.summaries import Summarized
 from breadbox.model.trees import is_within, map_tree
 from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.dtypes import as_leaf, byte_view
@@ -36,8 +36,8 @@ else:
     LeafT = TypeVar("LeafT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceBatch(Generic[LeafT]):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SequenceBatch(Summarized, Generic[LeafT]):
     """N sequences; what belongs to all of one is in the order of `references`.
 
     Leaves are numpy arrays (bfloat16: torch tensors) where no device was asked for, else torch
@@ -69,13 +69,10 @@ class SequenceBatch(Generic[LeafT]):
     def __len__(self) -> int:
         return len(self.references)
 
-    def __repr__(self) -> str:
-        return summary(type(self).__name__, [f"{len(self)} sequences"], self._leaves())
+    def _facts(self) -> list[str]:
+        return [f"{len(self)} sequences"]
 
-    def _repr_html_(self) -> str:
-        return summary_html(type(self).__name__, [f"{len(self)} sequences"], self._leaves())
-
-    def _leaves(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: leaf for name, leaf in named.items() if name not in ("references", "groups")}
 
@@ -90,10 +87,10 @@ class SequenceBatch(Generic[LeafT]):
         def move(leaf: Any) -> Any:
             return tensor_of(leaf, device) if hasattr(leaf, "dtype") else leaf
 
-        return replace(self, **map_tree(move, self._leaves()))
+        return replace(self, **map_tree(move, self._arrays()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PackedBatch(SequenceBatch[LeafT]):
     """N sequences of `total` tokens, one behind the other, as variable-length attention takes them.
 
@@ -111,7 +108,7 @@ class PackedBatch(SequenceBatch[LeafT]):
     position_ids: LeafT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PaddedBatch(SequenceBatch[LeafT]):
     """N sequences, each padded at its end with zeros to T, the length of the longest.
 
@@ -127,11 +124,6 @@ class PaddedBatch(SequenceBatch[LeafT]):
 _Numbers = NDArray[Any] | list[str | None]
 NumbersByName = dict[str, _Numbers]
 BatchT = TypeVar("BatchT", bound=SequenceBatch)
-_EMPTY_LENGTHS: Final = {
-    **dict.fromkeys(("position", "group", "lengths", "position_ids", "mask"), 0),
-    "cu_seqlens": 1,
-}
-"""Length of each array in a batch of no sequence."""
 
 
 def load_sequences(
@@ -165,16 +157,16 @@ def load_sequences(
     if parts:
         more = joined(references, parts, is_padded=kind is PaddedBatch)
         tokens, context = tokens | more[0], context | more[1]
-    places = [*positions] or [*range(len(references))]
-    known = _of_sequences(references, places)
-    if numbers is None:
-        known["numbers"] = numbers_of(references)
-    else:
-        known["numbers"] = {name: _rows(column, places) for name, column in numbers.items()}
+    of_all = numbers_of(references) if numbers is None else numbers
+    if not positions:
+        none = (slice(0),) * (2 if kind is PaddedBatch else 1)
+        tokens = {name: leaf[none] for name, leaf in tokens.items()}
+        references, context = (), {name: [] for name in context}
+    places = range(len(references)) if numbers is None else positions
+    known = _of_sequences(references, positions)
+    known["numbers"] = {name: _rows(column, places) for name, column in of_all.items()}
     known |= _of_tokens(kind, known["lengths"])
     batch = kind(tokens=tokens, context=context, **known)
-    if not positions:
-        batch = _emptied(batch)
     return batch if device is None else batch.to(device)
 
 
@@ -368,7 +360,7 @@ def _joined(values: list[Any]) -> _Numbers:
 
 def _of_tokens(kind: type[SequenceBatch], lengths: NDArray[np.int32]) -> dict[str, Any]:
     """Return what lengths say of tokens."""
-    longest = int(lengths.max())
+    longest = int(lengths.max(initial=0))
     places = np.arange(longest)
     if kind is PaddedBatch:
         return {"mask": places < lengths[:, None]}
@@ -380,17 +372,3 @@ def _of_tokens(kind: type[SequenceBatch], lengths: NDArray[np.int32]) -> dict[st
         position_ids[first:end] = places[:length]
         first = end
     return {"cu_seqlens": ends, "max_seqlen": longest, "position_ids": position_ids}
-
-
-def _emptied(batch: BatchT) -> BatchT:
-    """Return a batch of no sequence with the columns of another."""
-    cut: dict[str, Any] = {
-        name: getattr(batch, name)[:end]
-        for name, end in _EMPTY_LENGTHS.items()
-        if hasattr(batch, name)
-    }
-    for part in ("tokens", "numbers", "context"):
-        cut[part] = {name: leaf[:0] for name, leaf in getattr(batch, part).items()}
-    if isinstance(batch, PackedBatch):
-        cut["max_seqlen"] = 0
-    return replace(batch, references=(), groups=(), **cut)

@@ -1,10 +1,10 @@
 """Reads that use nothing up: of the model, of chunks after a cursor, and of named cursors (B16)."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.core.model.description import GroupEnd, SubscriptionDescription
@@ -30,6 +30,7 @@ from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLease, ReadLeases
 from breadbox_server.reading.watchers import Watchers
 
+Found = TypeVar("Found")
 NOTES_MAX: Final = 4096
 """Notes of one buffer; at the limit every second one is dropped."""
 
@@ -167,31 +168,41 @@ class Reads:
                 lacks_weights and state.weights is not None
             )
 
-        until = self._core.clock.now() + wait_s
-        state = await self._core.look(lambda: self._core.buffers[buffer].model)
-        # Again after a change that is none to this caller.
-        while not differs(state) and (left_s := until - self._core.clock.now()) > 0:
-            self._core.check_serving()
-            await self._watchers.wait(buffer, left_s, caller.holder(buffer))
-            state = await self._core.look(lambda: self._core.buffers[buffer].model)
-        await self._core.turns.settled()
+        def look() -> ModelState:
+            return self._core.buffers[buffer].model
+
+        state = await self._news(self._watchers, buffer, look, differs, wait_s, caller)
         return differs(state), state
 
     async def group_ends(
         self, buffer: BufferName, after: int, *, wait_s: float, caller: Caller = ANONYMOUS
     ) -> list[GroupEnd]:
         """Return how groups ended after an end; wait at most `wait_s` for the first."""
+
+        def look() -> list[GroupEnd]:
+            return self._core.buffers[buffer].group_ends(after, GROUP_ENDS_MAX)
+
+        return await self._news(self._group_watchers, buffer, look, bool, wait_s, caller)
+
+    async def _news(
+        self,
+        watchers: Watchers,
+        buffer: BufferName,
+        look: Callable[[], Found],
+        is_news: Callable[[Found], bool],
+        wait_s: float,
+        caller: Caller,
+    ) -> Found:
+        """Look until there is news, at most for `wait_s`; return what was seen last, durable."""
         until = self._core.clock.now() + wait_s
-        while True:
+        found = await self._core.look(look)
+        # Again after a change that is none to this caller.
+        while not is_news(found) and (left_s := until - self._core.clock.now()) > 0:
             self._core.check_serving()
-            ends = await self._core.look(
-                lambda: self._core.buffers[buffer].group_ends(after, GROUP_ENDS_MAX)
-            )
-            if ends or (left_s := until - self._core.clock.now()) <= 0:
-                break
-            await self._group_watchers.wait(buffer, left_s, caller.holder(buffer))
+            await watchers.wait(buffer, left_s, caller.holder(buffer))
+            found = await self._core.look(look)
         await self._core.turns.settled()
-        return ends
+        return found
 
     async def read(
         self,

@@ -292,7 +292,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             convert.member_keys(request.keys),
             frozenset(names),
             lease_s=convert.lease_s(request),
-            inline_bytes_max=self._inline_bytes_max(request),
+            inline_bytes_max=self._inline_bytes_max(request.inline_bytes_max),
             is_look=caller.role is Role.VIEWER,
             caller=caller,
         )
@@ -316,7 +316,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             request.member_count,
             wait_s=_wait_s(request, context),
             lease_s=convert.lease_s(request),
-            inline_bytes_max=self._inline_bytes_max(request),
+            inline_bytes_max=self._inline_bytes_max(request.inline_bytes_max),
             caller=current_caller(),
         )
         if isinstance(found, str):
@@ -379,7 +379,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.FetchFragmentsRequest, context: Context
     ) -> pb.FetchFragmentsResponse:
         """Wait for fragments."""
-        inline_bytes_max = self._inline_bytes_max(request)
+        inline_bytes_max = self._inline_bytes_max(request.inline_bytes_max)
         outcome = await self._driver.fetch(
             Fetch(
                 buffer=convert.buffer_name(request.buffer),
@@ -428,7 +428,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
     async def ReadFragments(self, request: pb.ReadFragmentsRequest, context: Context) -> bytes:
         """Return the chunks after a cursor; the response is encoded once for equal readers."""
-        inline_bytes_max = self._inline_bytes_max(request)
+        inline_bytes_max = self._inline_bytes_max(request.inline_bytes_max)
         found, reply, lease = await self._driver.reading.read(
             convert.buffer_name(request.buffer),
             convert.read_spec(request),
@@ -457,19 +457,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         rest = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
         return encoded + rest.SerializeToString()
 
-    def _inline_bytes_max(
-        self,
-        request: (
-            pb.FetchFragmentsRequest
-            | pb.ReadFragmentsRequest
-            | pb.ReadMembersRequest
-            | pb.ClaimMembersRequest
-        ),
-    ) -> int:
+    def _inline_bytes_max(self, asked: int) -> int:
         """Return how many bytes may be inline in the reply, 0 where the caller reads the store."""
-        check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
-        is_inline = self._inline_sizes[current_caller().role] > 0
-        return request.inline_bytes_max if is_inline else 0
+        check_int("inline_bytes_max", asked, 0, 2**63 - 1)
+        return asked if self._inline_sizes[current_caller().role] > 0 else 0
 
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Context

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from breadbox.model.types import NUMBERS_MAX as NUMBERS_MAX
 from breadbox.model.types import AssemblyPolicy as AssemblyPolicy
 from breadbox.model.types import FullPolicy as FullPolicy
 from breadbox.model.types import LeaseExpiryPolicy as LeaseExpiryPolicy

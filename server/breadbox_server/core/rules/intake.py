@@ -304,7 +304,11 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
             f"session {fragment.session_id!r} is {next_index}, and at most {INDEX_JUMP_MAX} "
             "may be left out",
         )
-    if worker is None and _has_all_workers(state) and _first_idle(state) is None:
+    if (
+        worker is None
+        and _has_all_workers(state)
+        and state.assembly.first_idle(state.payloads) is None
+    ):
         raise errors.WorkersFullError(state.config.workers_max)
 
 
@@ -458,7 +462,7 @@ def remember(state: BufferState, worker_id: WorkerId) -> Worker:
     """Return a worker; a new one may take the place of one that has nothing here any more."""
     assembly = state.assembly
     if _has_all_workers(state) and worker_id not in assembly.workers:
-        idle = _first_idle(state)
+        idle = assembly.first_idle(state.payloads)
         if idle is not None:
             assembly.forget(idle)
     return assembly.find_or_add(worker_id)
@@ -466,21 +470,6 @@ def remember(state: BufferState, worker_id: WorkerId) -> Worker:
 
 def _has_all_workers(state: BufferState) -> bool:
     return len(state.assembly.workers) >= state.config.workers_max
-
-
-def _first_idle(state: BufferState) -> WorkerId | None:
-    """Return a worker that can be forgotten, or None.
-
-    Of groups, a search that found none is not repeated until something has changed.
-    """
-    assembly, payloads = state.assembly, state.payloads
-    as_of = payloads.freed_count, len(assembly.workers)
-    if isinstance(assembly, Groups) and assembly.none_idle == as_of:
-        return None
-    idle = assembly.first_idle(payloads.counts)
-    if isinstance(assembly, Groups) and idle is None:
-        assembly.none_idle = as_of
-    return idle
 
 
 def _share_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> None:
@@ -519,8 +508,9 @@ def end_group(
     """
     config = state.config
     chunk = groups.chunk_of(group)
-    count = 0 if chunk is None else len(chunk.complete)
-    if count < max(1, config.group_min or config.fragments_per_chunk):
+    if chunk is None or len(chunk.complete) < max(
+        1, config.group_min or config.fragments_per_chunk
+    ):
         is_silent = reason is GroupEndReason.INCOMPLETE
         why = DiscardReason.WORKER_SILENT if is_silent else DiscardReason.GIVEN_BACK
         state.discard(groups.drop(group, reason), why)
@@ -530,7 +520,7 @@ def end_group(
     ):
         groups.postpone(group, now)
     else:
-        _close(state, groups.close_partial(group))
+        _close(state, groups.deliver(group, chunk))
 
 
 def next_silence(state: BufferState) -> float | None:

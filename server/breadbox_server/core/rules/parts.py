@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model import errors, inputs
-from breadbox_server.core.model.config import MEMBER_PARTS_MAX, TOKENS
+from breadbox_server.core.model.config import MEMBER_PARTS_MAX, NUMBERS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
@@ -19,8 +19,6 @@ from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.groups import GroupChunk, Groups
 
-NUMBERS_MAX: Final = 16
-"""Numbers of a member, from all that was attached."""
 _AGAIN: Final = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
 
 
@@ -33,6 +31,11 @@ class MemberSeen(NamedTuple):
     numbers: str
 
 
+def _open(state: BufferState, group: WorkerId) -> GroupChunk | None:
+    chunk = state.assembly.open.get(group)
+    return chunk if isinstance(chunk, GroupChunk) else None
+
+
 def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment | None:
     """Return the fragment that makes another one a duplicate, or a conflict; None if it is new.
 
@@ -41,9 +44,9 @@ def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment
     """
     chunk = groups.chunk_of(worker)
     found = None if chunk is None else chunk.find(fragment.key)
-    if chunk is None or found is None or not found.payload.size_bytes:
+    if chunk is None or found is None:
         return None
-    if not fragment.payload.size_bytes:
+    if not (found.payload.size_bytes and fragment.payload.size_bytes):
         return None
     if fragment.replaces and not groups.fragments_per_chunk:
         numbers = json.loads(chunk.numbers.get(fragment.fragment_index) or "{}")
@@ -89,8 +92,7 @@ def check(state: BufferState, fragment: Fragment, worker: Worker | None) -> None
 
 def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragment | None:
     """Return the fragment that an admitted one replaces, or itself if it has only numbers."""
-    assert isinstance(state.assembly, Groups), "parts are of groups"
-    chunk = state.assembly.chunk_of(worker)
+    chunk = _open(state, worker.worker_id)
     if chunk is None:
         return None
     return fragment if chunk.only_merges(fragment) else chunk.find(fragment.key)
@@ -98,7 +100,11 @@ def replaced_by(state: BufferState, worker: Worker, fragment: Fragment) -> Fragm
 
 def drop(state: BufferState, input: inputs.DropMembers, *, now: float) -> int:
     """Drop rows by their keys; return how many there were."""
-    groups = _rows(state)
+    groups = state.assembly
+    if not isinstance(groups, Groups) or not state.config.keeps_rows:
+        raise errors.InvalidArgumentError(
+            "buffer", "keeps no rows: that needs `assembly` groups and `fragments_per_chunk` 0"
+        )
     keys, gone = [], list[Fragment]()
     for name, member in zip(input.groups, input.members, strict=True):
         if row := groups.drop_row(name, member):
@@ -112,14 +118,6 @@ def drop(state: BufferState, input: inputs.DropMembers, *, now: float) -> int:
     return len(keys)
 
 
-def _rows(state: BufferState) -> Groups:
-    if not isinstance(state.assembly, Groups) or not state.config.keeps_rows:
-        raise errors.InvalidArgumentError(
-            "buffer", "keeps no rows: that needs `assembly` groups and `fragments_per_chunk` 0"
-        )
-    return state.assembly
-
-
 def listed(
     state: BufferState, prefix: str, after: tuple[str, int], count_max: int
 ) -> list[MemberSeen]:
@@ -129,12 +127,10 @@ def listed(
 
 def _members(state: BufferState, prefix: str, after: tuple[str, int]) -> Iterator[MemberSeen]:
     groups = state.assembly
-    if not isinstance(groups, Groups):
-        return
-    for name in groups.names_from(max(prefix, after[0])):
+    for name in groups.names_from(max(prefix, after[0])) if isinstance(groups, Groups) else ():
         if not name.startswith(prefix):
             return
-        chunk = groups.chunk_of(groups.workers.get(name))
+        chunk = _open(state, name)
         assert chunk is not None, "it is open"
         for member in sorted(chunk.members):
             if (name, member) > after:
@@ -149,10 +145,7 @@ def _seen(chunk: GroupChunk, member: int) -> MemberSeen:
 
 def listed_by_key(state: BufferState, keys: Iterable[tuple[WorkerId, int]]) -> list[MemberSeen]:
     """List members of open groups by their keys, without those that are not there."""
-    groups = state.assembly
-    if not isinstance(groups, Groups):
-        return []
-    found = [(groups.chunk_of(groups.workers.get(name)), member) for name, member in keys]
+    found = [(_open(state, name), member) for name, member in keys]
     return [_seen(chunk, m) for chunk, m in found if chunk is not None and m in chunk.members]
 
 
@@ -185,10 +178,7 @@ def found(
     state: BufferState, group: WorkerId, member: int, parts: Collection[str]
 ) -> Sequence[Fragment] | None:
     """Return the parts of a member, of these names or all, or None if it is not there."""
-    groups = state.assembly
-    if not isinstance(groups, Groups):
-        return None
-    chunk = groups.chunk_of(groups.workers.get(group))
+    chunk = _open(state, group)
     if chunk is None or member not in chunk.members:
         return None
     return [

@@ -191,27 +191,27 @@ def renew(state: BufferState, input: inputs.RenewTicket, *, now: float) -> float
 
 def give_back(state: BufferState, input: inputs.GiveBackTicket, *, now: float) -> None:
     """End a ticket with its group, or note that a member will not come."""
-    groups, ticket = state.assembly, _find(state, input.group)
-    if not isinstance(groups, Groups):
-        _give_back_chunk(state, ticket, input, now=now)
-        return
-    group = groups.workers.get(input.group)
-    if input.member is not None:
-        check_int("member", input.member, 0, state.config.fragments_per_chunk - 1)
+    ticket, member = _find(state, input.group), input.member
+    groups = state.assembly if isinstance(state.assembly, Groups) else None
+    group = None if groups is None else groups.workers.get(input.group)
+    if member is not None:
+        if groups is None:
+            problem = "is of groups, which the buffer does not make"
+            raise errors.InvalidArgumentError("member", problem)
+        check_int("member", member, 0, state.config.fragments_per_chunk - 1)
     if ticket is None:
         if group is not None and group.end is not None:
             return
         raise errors.TicketNotFoundError(input.group)
-    if input.member is None:
-        groups.tickets.end(input.group, TicketEnd.GIVEN_BACK)
-        _end_group(state, groups, input.group, GroupEndReason.GIVEN_BACK, now=now)
-    elif input.member in ticket.given_back or (
-        group is not None and group.outcomes.was_judged(input.member)
-    ):
-        return
-    else:
-        ticket.given_back.add(input.member)
-        _look_if_all(state, groups, ticket, now=now)
+    if member is not None:
+        if member in ticket.given_back or (group and group.outcomes.was_judged(member)):
+            return
+        ticket.given_back.add(member)
+    if groups is None or member is None or _is_over(state, groups, ticket):
+        state.assembly.tickets.end(ticket.group, TicketEnd.GIVEN_BACK)
+        if groups is not None:
+            group = intake.remember(state, ticket.group)
+            intake.end_group(state, groups, group, GroupEndReason.GIVEN_BACK, now=now)
     state.shared.record(input, now)
     settle(state, now=now)
 
@@ -225,34 +225,13 @@ def undo(state: BufferState, input: inputs.UndeliveredTicket, *, now: float) -> 
             give_back(state, inputs.GiveBackTicket(state.name, input.group), now=now)
 
 
-def _give_back_chunk(
-    state: BufferState, ticket: Ticket | None, input: inputs.GiveBackTicket, *, now: float
-) -> None:
-    if input.member is not None:
-        raise errors.InvalidArgumentError("member", "is of groups, which the buffer does not make")
-    if ticket is None:
-        raise errors.TicketNotFoundError(input.group)
-    state.assembly.tickets.end(ticket.group, TicketEnd.GIVEN_BACK)
-    state.shared.record(input, now)
-    settle(state, now=now)
-
-
-def _look_if_all(state: BufferState, groups: Groups, ticket: Ticket, *, now: float) -> None:
-    """End a group that can have no more members, or never enough."""
-    config = state.config
-    awaited_count = groups.awaited_count(ticket)
+def _is_over(state: BufferState, groups: Groups, ticket: Ticket) -> bool:
+    """Return whether a group can have no more members, or never enough."""
+    config, awaited_count = state.config, groups.awaited_count(ticket.group)
     chunk = groups.chunk_of(groups.workers.get(ticket.group))
     there_count = 0 if chunk is None else len(chunk.complete)
     is_hopeless = awaited_count < max(1, config.group_min or config.fragments_per_chunk)
-    if is_hopeless or there_count >= awaited_count:
-        groups.tickets.end(ticket.group, TicketEnd.GIVEN_BACK)
-        _end_group(state, groups, ticket.group, GroupEndReason.GIVEN_BACK, now=now)
-
-
-def _end_group(
-    state: BufferState, groups: Groups, name: WorkerId, reason: GroupEndReason, *, now: float
-) -> None:
-    intake.end_group(state, groups, intake.remember(state, name), reason, now=now)
+    return is_hopeless or there_count >= awaited_count
 
 
 def _find(state: BufferState, group: WorkerId) -> Ticket | None:

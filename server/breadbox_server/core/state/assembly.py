@@ -7,7 +7,7 @@ A3  Open chunks stand in order of their last fragment's arrival: the silent are 
 """
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple
@@ -17,6 +17,7 @@ from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, GroupEndReason, VersionOf
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.pacing import Reserved
+from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.tickets import Tickets
 
 IDLE_SEARCH_MAX: Final = 64
@@ -183,10 +184,10 @@ class Assembly:
         self.workers[worker_id] = worker
         return worker
 
-    def first_idle(self, senders: Container[WorkerId]) -> WorkerId | None:
+    def first_idle(self, payloads: PayloadLedger) -> WorkerId | None:
         """Return the longest silent worker (of `idle_search_max`) with nothing held, or None."""
-        silent = islice(self.workers, self.idle_search_max)
-        return next((worker_id for worker_id in silent if worker_id not in senders), None)
+        silent, holders = islice(self.workers, self.idle_search_max), payloads.counts
+        return next((worker_id for worker_id in silent if worker_id not in holders), None)
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a worker with nothing held."""

@@ -34,7 +34,8 @@ from breadbox_server.core.state.assembly import (
     OpenChunk,
     Worker,
 )
-from breadbox_server.core.state.tickets import Ticket, Tickets
+from breadbox_server.core.state.payloads import PayloadLedger
+from breadbox_server.core.state.tickets import Tickets
 
 SHOWN_MAX: Final = 8
 """Open groups that are described, the longest silent first, and of each the members that lack."""
@@ -100,9 +101,9 @@ class GroupChunk(OpenChunk):
         fragment = self.find(key)
         return fragment is not None and fragment.payload.size_bytes > 0
 
-    def has_all(self, member: int, more: Set[tuple[int, str]] = frozenset()) -> bool:
-        """Return whether a member is complete, or will be with *more*."""
-        return all([(member, part) in more or self.has((member, part)) for part in self.required])
+    def has_all(self, member: int) -> bool:
+        """Return whether a member is complete."""
+        return all([self.has((member, part)) for part in self.required])
 
     def only_merges(self, fragment: Fragment) -> bool:
         """Return whether nothing of a fragment stays but its numbers."""
@@ -217,13 +218,11 @@ class Groups(Assembly):
             return AppendPreview(None, 0, closes_chunk=False, end=worker.end)
         if not self.fragments_per_chunk:
             return GOES_ON
-        ticket, awaited_count = self.tickets.by_group.get(fragment.worker_id), None
-        if ticket is not None and ticket.given_back:
-            if fragment.fragment_index in ticket.given_back:
-                return AppendPreview(None, 0, closes_chunk=False, end=GroupEndReason.GIVEN_BACK)
-            awaited_count = self.awaited_count(ticket)
+        ticket = self.tickets.by_group.get(fragment.worker_id)
+        if ticket is not None and fragment.fragment_index in ticket.given_back:
+            return AppendPreview(None, 0, closes_chunk=False, end=GroupEndReason.GIVEN_BACK)
         count = self._count_with(self.chunk_of(worker), fragment, reserved)
-        return CLOSES if count >= (awaited_count or self.fragments_per_chunk) else GOES_ON
+        return CLOSES if count >= self.awaited_count(fragment.worker_id) else GOES_ON
 
     def _count_with(
         self, chunk: GroupChunk | None, fragment: Fragment, reserved: Set[tuple[int, str]]
@@ -239,9 +238,8 @@ class Groups(Assembly):
             return 0
 
         def has_all(member: int, more: Set[tuple[int, str]]) -> bool:
-            if chunk is not None:
-                return chunk.has_all(member, more)
-            return all([(member, part) in more for part in self.required])
+            keys = [(member, part) for part in self.required]
+            return all([key in more or (chunk is not None and chunk.has(key)) for key in keys])
 
         if not has_all(member, {*reserved, fragment.key}) or has_all(member, reserved):
             return 0
@@ -255,9 +253,10 @@ class Groups(Assembly):
         chunk = None if group is None else group.open_chunk
         return chunk if isinstance(chunk, GroupChunk) else None
 
-    def awaited_count(self, ticket: Ticket) -> int:
-        """Return how many members a group with a ticket is to have."""
-        return self.fragments_per_chunk - len(ticket.given_back)
+    def awaited_count(self, name: WorkerId) -> int:
+        """Return how many members a group is to have: all but those that its ticket gave back."""
+        ticket = self.tickets.by_group.get(name)
+        return self.fragments_per_chunk - (0 if ticket is None else len(ticket.given_back))
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a member into its group; return all members if they are complete, or None.
@@ -277,21 +276,13 @@ class Groups(Assembly):
             if version < chunk.version:
                 chunk.version = version
                 self._by_version.push((chunk.version, worker.worker_id))
-        count, size = len(chunk.complete), self.fragments_per_chunk
-        if size and count == size:
-            return self._deliver(worker, chunk, GroupEndReason.COMPLETE)
-        ticket = self.tickets.by_group.get(worker.worker_id)
-        if ticket is None or not ticket.given_back or count < self.awaited_count(ticket):
-            return None
-        return self.close_partial(worker)
+        is_short = len(chunk.complete) < self.awaited_count(worker.worker_id)
+        return None if is_short or not self.fragments_per_chunk else self.deliver(worker, chunk)
 
-    def close_partial(self, group: Worker) -> list[Fragment]:
+    def deliver(self, group: Worker, chunk: GroupChunk) -> list[Fragment]:
         """End a group with the members that are complete, and return them, as `place` does."""
-        chunk = self.chunk_of(group)
-        assert chunk is not None, "it has members"
-        return self._deliver(group, chunk, GroupEndReason.PARTIAL)
-
-    def _deliver(self, group: Worker, chunk: GroupChunk, reason: GroupEndReason) -> list[Fragment]:
+        is_whole = len(chunk.complete) == self.fragments_per_chunk
+        reason = GroupEndReason.COMPLETE if is_whole else GroupEndReason.PARTIAL
         fragments = sorted(self.discard(group), key=_KEY)
         if left_over := [each for each in fragments if each.fragment_index not in chunk.complete]:
             self._on_left_over(left_over)
@@ -388,6 +379,14 @@ class Groups(Assembly):
         """Open a group with the fragments that it has."""
         place = (worker.worker_id, fragments, touched_at)
         self.put(worker, GroupChunk(*place, self.version_of, self.required))
+
+    def first_idle(self, payloads: PayloadLedger) -> WorkerId | None:
+        """Return the longest silent group with nothing held, or None."""
+        as_of = payloads.freed_count, len(self.workers)
+        idle = None if self.none_idle == as_of else super().first_idle(payloads)
+        if idle is None:
+            self.none_idle = as_of
+        return idle
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a group that has ended, and its end."""
