@@ -53,13 +53,12 @@ def save_checkpoint(
 
 
 async def _saved(file: Any) -> list[dict[str, Any]]:
-    client, index, end = (await runtime.rows()).client, [], 0
-    members = await client.members()
+    rows, index, end = await runtime.rows(), [], 0
+    members = await rows.client.members()
     for start in range(0, len(members), _ROWS_AT_ONCE):
-        some = members[start : start + _ROWS_AT_ONCE]
-        read = await client.read_members([(each.group, each.member) for each in some])
-        for member, arrays in zip(some, read, strict=True):
-            placed = {}
+        some = {each.group: each for each in members[start : start + _ROWS_AT_ONCE]}
+        for group, arrays in (await rows.read_left([*some])).items():
+            member, placed = some[group], {}
             for name, leaf in arrays.items():
                 array, dtype = stored_array(name, leaf)
                 placed[name] = [dtype, list(array.shape), end]
