@@ -139,3 +139,33 @@ def test_what_was_acknowledged_before_a_kill_is_there_and_what_was_dropped_is_go
             eventually_sync(lambda: has_books_alone(url), within_s=60)
             client.drop_members([(each.group, 0) for each in client.members()])
             eventually_sync(lambda: fsck(url)["kept"] == 0, within_s=60)
+
+
+ROUNDS = 150
+
+
+def test_rows_that_are_replaced_sent_again_dropped_and_made_anew_leave_nothing_behind(
+    url: str, tmp_path: Path
+) -> None:
+    with ServerProcess("--store", url, log=tmp_path / "log") as server:
+        with breadbox.connect(server.address, buffer="rows") as client:
+            client.create_buffer("rows", ROWS)
+            client.start_session("run")
+            for number in range(ROUNDS):
+                replaced = breadbox.Part("a", 0, "x", {"x": value(number)}, {"n": number})
+                again = breadbox.Part("a", 0, "same", {"same": value(1)})
+                client.attach([replaced, again, replaced], replace=True)
+                client.attach([again, breadbox.Part("b", 0, "y", {"y": value(number)})])
+                assert 1 == client.drop_members([("b", 0), ("c", 0)])
+            client.attach(breadbox.Part("b", 0, "y", {"y": value(0)}))
+            eventually_sync(lambda: has_books_alone(url), within_s=60)
+            before = client.members(), client.get_buffer("rows").state.payload_bytes, fsck(url)
+        server.kill()
+        server.start()
+        with breadbox.connect(server.address, buffer="rows") as client:
+            found = client.members(), client.get_buffer("rows").state.payload_bytes, fsck(url)
+            assert before == found
+            assert [("a", ("same", "x")), ("b", ("y",))] == [
+                (each.group, tuple(sorted(each.parts))) for each in found[0]
+            ]
+            assert (3, found[1]) == (found[2]["kept"], found[2]["book_bytes"])
