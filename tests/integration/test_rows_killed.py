@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,9 @@ class Writer:
         self.error: BaseException | None = None
         self.call_count = 0
         self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def has_made(self, calls: float) -> bool:
+        return self.call_count >= calls or self.error is not None
 
     def _run(self) -> None:
         try:
@@ -122,9 +126,7 @@ def test_what_was_acknowledged_before_a_kill_is_there_and_what_was_dropped_is_go
                 each.thread.start()
             for kill in range(KILLS):
                 until = (kill + rng.random()) * CALLS / KILLS
-                eventually_sync(
-                    lambda until=until: writers[0].call_count >= until or bool(writers[0].error)
-                )
+                eventually_sync(partial(writers[0].has_made, until))
                 server.kill()
                 server.start()
             for each in writers:
