@@ -337,8 +337,10 @@ class Client(Connected):
             GroupEndedError: The group of a part has ended.
             SessionEndedError: No session is current, or another one than that of a part.
             BackpressureError: There was no room in time, or there are too many groups.
+            InvalidRequestError: A member would have more than 64 parts or 16 numbers. The parts
+                before it may be attached, those behind it are not.
 
-        Errors are raised once all parts were judged: the others are attached.
+        Other errors are raised once all parts were judged: the others are attached.
         """
         return self._run(members.attach, buffer, parts, replace=replace)
 

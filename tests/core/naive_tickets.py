@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from breadbox_server.core.model.config import BufferConfig, StalePolicy
+from breadbox_server.core.model.config import BufferConfig, FullPolicy, StalePolicy
 from breadbox_server.core.model.errors import (
     DomainError,
     InvalidArgumentError,
@@ -59,6 +59,9 @@ class NaiveTickets(NaiveBuffer):
         """
         config = self.config
         if config.stale is not StalePolicy.WAIT or any(each.waits for each in self.line):
+            return None
+        is_full = len(self.held) >= config.capacity_chunks
+        if is_full and config.full_policy is FullPolicy.BLOCK:
             return None
         taken = sorted(self.held, key=lambda chunk: (chunk.version, chunk.number))[:count]
         per_version = config.groups_per_version

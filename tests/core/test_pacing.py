@@ -151,7 +151,9 @@ def replace_config(world: World, **limits: Any) -> UpdateBuffer:
 
 
 def test_no_fetch_waits_for_a_group_that_waits_for_room() -> None:
-    world = waiting_producers(capacity_chunks=4, full_policy=FullPolicy.BLOCK, open_chunk_s=1e3)
+    world = waiting_producers(
+        capacity_bytes=99, capacity_chunks=9, full_policy=FullPolicy.BLOCK, open_chunk_s=1e3
+    )
     [slow] = world.take(1)
     world.append(slow, 0)
     world.publish(1)
@@ -160,10 +162,30 @@ def test_no_fetch_waits_for_a_group_that_waits_for_room() -> None:
     world.fetch(BATCH)
     assert not is_granted(world)
     last = make_fragment(slow, 1)
-    assert AdmissionOutcome.BUFFER_FULL is world.offer(last)
-    world.wait(last)
+    assert AdmissionOutcome.BYTES_FULL is world.offer(last)
+    world.wait(last, AdmissionOutcome.BYTES_FULL)
     assert is_granted(world)
     assert [] == world.events(RoomWaitEnded)
+
+
+@pytest.mark.parametrize("how", ["its producer polls", "it is silent"])
+def test_no_fetch_waits_for_a_group_that_only_a_fetch_gives_a_place(how: str) -> None:
+    world = waiting_producers(capacity_chunks=4, full_policy=FullPolicy.BLOCK, group_min=1)
+    [slow] = world.take(1, lease_s=8e4)
+    world.append(slow, 0)
+    world.publish(1)
+    for group in "abc":
+        world.complete(group, version=1)
+    world.fetch(BATCH, max_wait_s=1e6)
+    assert not is_granted(world)
+    world.complete("d", version=1)
+    [grant] = world.events(FetchGranted)  # All places are taken by what only this fetch takes.
+    world.release(grant.lease_id)
+    if how == "its producer polls":
+        assert ADMITTED is world.append(slow, 1)
+    else:
+        world.advance(2 * world.config.open_chunk_s)
+    assert slow in [each[0] for each in world.held()]
 
 
 def test_a_wait_that_elapses_names_the_group_and_leaves_no_trace() -> None:

@@ -16,10 +16,15 @@ from breadbox_server.core.model.inputs import (
     DropMembers,
     Fetch,
     Fragment,
+    Offer,
     Payload,
+    Settle,
 )
+from breadbox_server.core.model.lazy_heap import WASTE_MIN
 from breadbox_server.core.model.validation import check_fragment
+from core.test_parts import order_sizes
 from core.test_rows_simulated import Rows
+from support.inputs import publish_model
 
 NO_PAYLOAD = Payload(PayloadId(""), 0, 0)
 ADMITTED = AdmissionOutcome.ADMITTED
@@ -146,3 +151,51 @@ def test_a_silent_group_is_delivered_with_its_complete_members_and_drops_the_res
     counters = it.buffers.describe(B, now=2.0).counters
     assert (1, 1) == (counters["groups_partial"], counters["fragments_discarded_worker_silent"])
     assert [(0, ""), (0, "reward")] == [each.key for each in it.buffers[B].fragments()]
+
+
+def test_a_replacing_part_that_changes_a_number_to_a_flag_is_no_duplicate() -> None:
+    """Python takes 1 for True, and NaN for no NaN."""
+    it = world()
+    attach(it, part(it, "g", "ids", numbers='{"a":1,"b":NaN}'))
+
+    def replaced(numbers: str) -> list[AdmissionOutcome]:
+        return attach(it, part(it, "g", "ids", numbers=numbers, replaces=True))
+
+    assert [AdmissionOutcome.DUPLICATE] == replaced('{"b": NaN, "a": 1}')
+    assert [ADMITTED] == replaced('{"a":true}')
+    (member,) = it.buffers[B].members("", ("", -1), 9)
+    assert '{"a":true,"b":NaN}' == member.numbers
+
+
+def test_a_sequence_never_replaces_another() -> None:
+    it = world()
+    attach(it, it.tokens(("g", 0)))
+    again = replace(it.tokens(("g", 0)), replaces=True)
+    assert [AdmissionOutcome.DUPLICATE] == attach(it, again)
+
+
+def test_rows_that_come_and_go_beside_one_that_stays_leave_nothing_in_any_order() -> None:
+    it = world()
+    attach(it, it.tokens(("g", 0)))
+    it.buffers.apply(publish_model(5, session_id="s", buffer=B), now=0.0)
+    attach(it, it.tokens(("h", 0), 5))
+    for _ in range(500):
+        assert [ADMITTED] == attach(it, it.tokens(("h", 1), 0))
+        assert 1 == it.buffers.apply(DropMembers(B, (WorkerId("h"),), (1,)), now=0.0)
+    (size,) = order_sizes(it.buffers[B]._state.assembly)  # noqa: SLF001 - no public way
+    assert size <= 2 * 2 + WASTE_MIN
+    it.buffers.check_invariants()
+
+
+def test_numbers_that_are_settled_leave_what_is_reserved_of_their_member() -> None:
+    it = world(fragments_per_chunk=1, required_parts="tokens")
+    numbers, sequence = part(it, "g", "", numbers='{"a":1}'), it.tokens(("g", 0))
+    numbers.payload = replace(numbers.payload, size_bytes=0)
+    first, second = (it.buffers.apply(Offer(B, [each]), now=0.0) for each in (numbers, sequence))
+    for offered in (first, second):
+        assert offered.reservation_id is not None
+        it.buffers.check_invariants()
+        settle = Settle(B, offered.reservation_id, [True])
+        (answer,) = it.buffers.apply(settle, now=0.0)
+        assert answer is not None
+        assert ADMITTED is answer.outcome

@@ -31,6 +31,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
 from breadbox_adapters import transfer_queue as tq  # noqa: E402
 from breadbox_adapters.transfer_queue.rows import Rows  # noqa: E402
+from breadbox_adapters.transfer_queue.runtime import runtime  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +237,8 @@ def test_mistakes_are_value_errors(partition: str) -> None:
     fields = TensorDict({"x": torch.arange(2)}, batch_size=[2])
     mistakes: list[tuple[Any, str]] = [
         (lambda: tq.kv_put("k", partition), "neither"),
+        (lambda: tq.kv_put("k", partition, TensorDict({"x": torch.tensor(1)})), "batch_size"),
+        (lambda: tq.get_client().put(TensorDict({}), partition_id=partition), "batch_size"),
         (lambda: tq.kv_batch_put(["a"], partition, fields), "do not match"),
         (lambda: tq.kv_batch_put(["a", "b"], partition, fields, [{}]), "do not match"),
         (lambda: tq.kv_batch_put(["a", "a"], partition, fields), "duplicated keys"),
@@ -298,6 +301,52 @@ def test_a_row_that_is_cleared_while_a_task_takes_it_stays_cleared(
     monkeypatch.setattr(Rows, "take", take)
     put(partition, ["a"], x=torch.arange(1))
     assert 1 == client.get_meta(["x"], 1, partition, task_name="read").size
+
+
+def test_a_row_that_is_cleared_while_others_are_read_is_left_out(
+    partition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a checkpoint, and by a task that looks which rows another one was faster to take."""
+    put(partition, ["a", "b", "c"], x=torch.arange(3))
+    read = breadbox.aio.Client.read_members
+    to_clear = ["a"]
+
+    async def clear_before(self: Any, *args: Any, **options: Any) -> Any:
+        while to_clear:
+            await tq.async_kv_clear(to_clear.pop(), partition)
+        return await read(self, *args, **options)
+
+    monkeypatch.setattr(breadbox.aio.Client, "read_members", clear_before)
+    tq.save_checkpoint(tmp_path)
+
+    async def take_beside_another() -> list[Any]:
+        rows = await runtime.rows()
+        found = [*(await rows.listed(partition)).values()]
+        await rows.take(found[:1], "read")
+        to_clear.append("c")
+        return [*await rows.take(found, "read")]
+
+    assert [] == runtime.start(take_beside_another()).result()
+    tq.load_checkpoint(tmp_path)
+    assert ["b", "c"] == [*tq.kv_list(partition)[partition]]
+
+
+FORK = """
+import asyncio, os
+from breadbox_adapters.transfer_queue.runtime import runtime
+runtime.start(asyncio.sleep(0)).result()
+with runtime._lock:  # As a call of another thread holds it.
+    child = os.fork()
+    if not child:
+        runtime.start(asyncio.sleep(0)).result()
+        os._exit(0)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_child_is_not_stopped_by_a_call_of_another_thread_while_it_was_forked() -> None:
+    """In a process of its own, that has no connection: gRPC has its own rules for forks."""
+    assert 0 == subprocess.run([sys.executable, "-c", FORK], timeout=60, check=False).returncode
 
 
 def test_tasks_in_many_threads_take_no_row_twice(partition: str) -> None:

@@ -192,3 +192,21 @@ async def test_a_read_ends_with_as_many_parts_as_a_reply_takes(
         keys = [key(group) for group in ("a", "b", "c")]
         read = await it.stub.ReadMembers(pb.ReadMembersRequest(keys=keys), timeout=CALL_S)
         assert [1, 1] == list(read.part_counts)
+
+
+async def test_numbers_alone_leave_nothing_in_a_tokens_account(tmp_path: Path) -> None:
+    """They have no payload that could be let go of; looked for when the server is at rest."""
+    path = tmp_path / "tokens"
+    admin, team = write_tokens(path, "admin all", "producer team workers=a-* bytes_held_max=1000")
+    async with served(ROWS, tokens=path) as it:
+        await start(it, tmp_path, admin)
+        numbers = fragment_pb2.FragmentMetadata(
+            worker_id="a-1", step_count=1, numbers='{"status": 1}'
+        )
+        for _ in range(3):
+            reply = await it.stub.AppendFragments(
+                pb.AppendFragmentsRequest(fragments=[numbers]),
+                timeout=CALL_S,
+                metadata=bearer(team),
+            )
+            assert fragment_pb2.ADMISSION_OUTCOME_ADMITTED == reply.results[0].outcome

@@ -16,7 +16,7 @@ def left_over(driver: Driver) -> dict[str, object]:
         "fetches in progress": driver.core.waiting_count,
         **_of_queue(driver.appends.queue),
         **_of_room(driver.core.buffers),
-        **_of_quotas(driver.appends.quotas),
+        **_of_quotas(driver.appends.quotas, driver),
         **_of_deletions(driver.deletions, held_back=reading.leases),
         **_of_leases(reading.leases),
         **_of_watchers("watching", reading._watchers),
@@ -52,7 +52,8 @@ def _of_room(buffers: BufferSet) -> dict[str, object]:
     }
 
 
-def _of_quotas(quotas: Quotas) -> dict[str, object]:
+def _of_quotas(quotas: Quotas, driver: Driver) -> dict[str, object]:
+    referred = {each.payload.payload_id for each in driver.core.buffers.fragments()}
     charged: dict[str, int] = {}
     for account, size_bytes in quotas._owners.values():
         charged[account.name] = charged.get(account.name, 0) + size_bytes
@@ -66,6 +67,7 @@ def _of_quotas(quotas: Quotas) -> dict[str, object]:
             for each in accounts
             if each.held_bytes != charged.get(each.name, 0)
         },
+        "payloads charged that nothing refers to": len(quotas._owners.keys() - referred),
     }
 
 

@@ -48,15 +48,14 @@ def save_checkpoint(
 
 
 async def _saved(file: Any) -> list[dict[str, Any]]:
-    client, index, end = (await runtime.rows()).client, list[dict[str, Any]](), 0
-    members = await client.members()
+    rows, index, end = await runtime.rows(), list[dict[str, Any]](), 0
+    members = await rows.client.members()
     for start in range(0, len(members), _ROWS_AT_ONCE):
-        some = members[start : start + _ROWS_AT_ONCE]
-        read = await client.read_members([(each.group, each.member) for each in some])
-        for member, arrays in zip(some, read, strict=True):
+        some = {each.group: each for each in members[start : start + _ROWS_AT_ONCE]}
+        for group, arrays in (await rows.read_left([*some])).items():
             size_bytes = sum(map(file.write, encode_tree(arrays)))
             place = {"offset": end, "size_bytes": size_bytes}
-            index.append({"group": member.group, "numbers": member.numbers, **place})
+            index.append({"group": group, "numbers": some[group].numbers, **place})
             end += size_bytes
     file.flush()
     return index

@@ -47,6 +47,12 @@ def _keys_of(keys: Any) -> list[str]:
     return listed
 
 
+def _count_of(fields: TensorDict) -> int:
+    if not fields.batch_size:
+        raise ValueError("fields have an empty batch_size: it begins with the number of rows")
+    return int(fields.batch_size[0])
+
+
 def _columns_of(fields: Any, count: int, parser: _Parser | None = None) -> dict[str, list[Any]]:
     """Return the values of each column, one for each row."""
     columns: dict[str, Any] = {}
@@ -115,10 +121,8 @@ async def _kv_batch_put(
     if fields is None and tags is None:
         raise ValueError("neither fields nor tags are given")
     asked = KVBatchMeta(_keys_of(keys), [{}] * len(keys))
-    if fields is not None and fields.batch_size[0] != len(keys):
-        raise ValueError(
-            f"keys of length {len(keys)} do not match fields of {fields.batch_size[0]}"
-        )
+    if fields is not None and (count := _count_of(fields)) != len(keys):
+        raise ValueError(f"keys of length {len(keys)} do not match fields of {count}")
     if tags is not None and len(tags) != len(keys):
         raise ValueError(f"keys of length {len(keys)} do not match length of tags {len(tags)}")
     columns = {} if fields is None else _columns_of(fields, len(keys), data_parser)
@@ -294,7 +298,7 @@ class TransferQueueClient:
         if metadata is None:
             if partition_id is None:
                 raise ValueError("neither metadata nor partition_id is given")
-            keys = [uuid.uuid4().hex for _ in range(data.batch_size[0])]
+            keys = [uuid.uuid4().hex for _ in range(_count_of(data))]
             made = [Row(partition_id, key, {}, {}, frozenset()) for key in keys]
             metadata = _meta_of(made, (), is_ready=False)
         names = _names_of(metadata)

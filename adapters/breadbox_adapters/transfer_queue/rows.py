@@ -170,10 +170,24 @@ class Rows:
                 [breadbox.Part(group=each, name=name, arrays={name: taker}) for each in groups]
             )
         except PartConflictError:
-            takers = await self.client.read_members([(each, 0) for each in groups], [name])
-            mine = [has[name].tobytes() == taker for has in takers]
-            rows = [row for row, is_mine in zip(rows, mine, strict=True) if is_mine]
+            takers = await self.read_left(groups, [name])
+            mine = {each for each, has in takers.items() if has[name].tobytes() == taker}
+            rows = [row for row in rows if row.group in mine]
         return await self._without_cleared(rows)
+
+    async def read_left(
+        self, groups: Sequence[str], parts: Sequence[str] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Return the values of parts, or of all, by groups; without rows that are cleared."""
+        while groups:
+            try:
+                read = await self.client.read_members([(each, 0) for each in groups], parts)
+            except MemberNotFoundError:
+                there = await self.client.members(keys=[(each, 0) for each in groups])
+                groups = [each.group for each in there if {*(parts or ())} <= {*each.parts}]
+            else:
+                return dict(zip(groups, read, strict=True))
+        return {}
 
     async def _without_cleared(self, rows: Sequence[Row]) -> list[Row]:
         """Drop what a part made of rows that were cleared before it came; return the others."""

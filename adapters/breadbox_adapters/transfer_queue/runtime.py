@@ -33,16 +33,20 @@ class Runtime:
     """Starts loop and client when they are first needed, also in a forked child."""
 
     def __init__(self) -> None:
+        self._begin()
+        # A thread that the child does not have may have held the lock.
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rows: asyncio.Task[Rows] | None = None
 
     def start(self, coroutine: Coroutine[Any, Any, R]) -> "Future[R]":
         """Run a coroutine on the loop."""
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._pid, self._rows, self._loop = os.getpid(), None, asyncio.new_event_loop()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, daemon=True).start()
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 

@@ -153,7 +153,7 @@ class Quotas:
                 self._metrics.token_bytes.labels(account.name).set(account.held_bytes)
 
     def _charge_with(self, account: _Account, payload: Payload) -> None:
-        if payload.payload_id not in self._owners:
+        if payload.size_bytes and payload.payload_id not in self._owners:
             self._owners[payload.payload_id] = (account, payload.size_bytes)
             account.held_bytes += payload.size_bytes
             self._metrics.token_bytes.labels(account.name).set(account.held_bytes)

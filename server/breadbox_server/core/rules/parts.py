@@ -17,7 +17,7 @@ from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragme
 from breadbox_server.core.model.validation import check_part_name
 from breadbox_server.core.state.assembly import Worker
 from breadbox_server.core.state.buffer_state import BufferState
-from breadbox_server.core.state.groups import GroupChunk, Groups
+from breadbox_server.core.state.groups import GroupChunk, Groups, merged
 
 _AGAIN: Final = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
 
@@ -48,10 +48,11 @@ def known(groups: Groups, worker: Worker | None, fragment: Fragment) -> Fragment
         return None
     if not (found.payload.size_bytes and fragment.payload.size_bytes):
         return None
-    if fragment.replaces and not groups.fragments_per_chunk:
-        numbers = json.loads(chunk.numbers.get(fragment.fragment_index) or "{}")
+    if fragment.replaces and fragment.part and not groups.fragments_per_chunk:
+        numbers = chunk.numbers.get(fragment.fragment_index) or "{}"
         is_same = found.schema_hash == fragment.schema_hash
-        brings = numbers | json.loads(fragment.numbers or "{}") != numbers
+        # As text: 1 is not true, and NaN is NaN.
+        brings = merged(numbers, fragment.numbers or "{}") != merged(numbers, "{}")
         is_last = next(reversed(chunk.members[fragment.fragment_index])) == fragment.part
         return found if is_same and is_last and not brings else None
     return found

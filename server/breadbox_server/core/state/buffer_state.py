@@ -207,11 +207,14 @@ class BufferState:
     def awaited(self, chunk_count: int) -> Reserved | None:
         """Return the group, or ticket, for which a fetch that could be granted waits, or None.
 
-        No fetch waits so while an append waits for room: what it waits for may need that room.
-        O(what is under way) where `stale` is wait.
+        No fetch waits so while an append waits for room, or while only a fetch makes a place: what
+        it waits for may need that. O(what is under way) where `stale` is wait.
         """
         config, version = self.config, self.model.version
         if config.stale is not StalePolicy.WAIT or version is None or self.queue.waits_for():
+            return None
+        blocks = config.full_policy is FullPolicy.BLOCK
+        if blocks and self.holdings.kept_count >= config.capacity_chunks:
             return None
         per_version = config.groups_per_version
         return awaited(

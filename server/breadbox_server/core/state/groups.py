@@ -308,6 +308,7 @@ class Groups(Assembly):
         if version != chunk.version:
             chunk.version = version
             self._by_version.push((version, name))
+            self._by_version.compact(len(self.open))
         return gone
 
     def names_from(self, name: str) -> Iterator[WorkerId]:

@@ -137,7 +137,7 @@ class Room:
         for fragment in reservation.fragments:
             tail = self.tails[fragment.worker_id]
             tail.reserved_count -= 1
-            if tail.members is not None:
+            if tail.members is not None and fragment.payload.size_bytes:
                 tail.members.discard(fragment.key)
             if not tail.reserved_count:
                 del self.tails[fragment.worker_id]
@@ -167,5 +167,8 @@ class Room:
         counts = Counter(fragment.worker_id for fragment in fragments)
         tails = {worker_id: tail.reserved_count for worker_id, tail in self.tails.items()}
         assert tails == counts, "R2: workers"
+        for worker_id, tail in self.tails.items():
+            mine = {f.key for f in fragments if f.worker_id == worker_id and f.payload.size_bytes}
+            assert tail.members in (None, mine), "R2: members"
         payload_ids = sorted(fragment.payload.payload_id for fragment in fragments)
         assert sorted(self.payload_ids) == payload_ids, "R3"
