@@ -29,6 +29,7 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.validation import PART_VERSION
+from breadbox_server.limits import CLAIM_PARTS_MAX
 from breadbox_server.reading.claims import Claimed
 from support.at_rest import left_over
 from support.driven import BUFFER, Driven, driven
@@ -260,6 +261,23 @@ async def test_claims_that_wait_are_bounded() -> None:
         they.append("a", "b", "c")
         await they.it.settle()
         assert [["a"], ["b"], "ended"] == they.groups()
+
+
+async def test_claims_of_a_token_wait_for_a_bounded_number_of_parts() -> None:
+    async with verifiers() as they:
+        for number in range(CLAIM_PARTS_MAX):
+            they.claim(part=f"part{number}")
+        (again,) = await they.claims(1, part="part0")
+        (more,) = await they.claims(1, part="more")
+        with pytest.raises(WatchersFullError, match="8 parts are waited for"):
+            await more
+        (other,) = await they.claims(1, part="more", caller=TEAM)
+        they.append("team-1")
+        await they.it.settle()
+        assert (["team-1"], 9) == (they.groups()[0], they.groups().count(None))
+        they.append(*(f"x-{number}" for number in range(8)))
+        await they.it.settle()
+        assert (True, False) == (again.done(), other.done())
 
 
 async def test_an_append_looks_only_into_the_claims_that_wait_and_only_for_new_members(

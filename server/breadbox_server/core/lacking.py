@@ -44,8 +44,9 @@ class LackingIndex:
     ) -> None:
         self.part = part
         self.may_take = may_take
-        self.free: dict[WorkerId, dict[int, None]] = {}
-        """Members by group, in the order in which they came to lack it or were given back."""
+        self.free: dict[WorkerId, list[int]] = {}
+        """Members by group, in the order in which they came to lack it or were given back. A list
+        takes a third of a dict's memory, and most groups have few members."""
         self.order: LazyHeap[tuple[int, WorkerId]] = LazyHeap(
             lambda entry: entry[1] in self.free and places[entry[1]] == entry[0]
         )
@@ -56,18 +57,21 @@ class LackingIndex:
         if members is None:
             if not self.may_take(name):
                 return False
-            members = self.free[name] = {}
+            self.free[name] = [member]
             self.order.push((place, name))
         elif member in members:
             return False
-        members[member] = None
+        else:
+            members.append(member)
         return True
 
     def remove(self, name: WorkerId, member: int) -> None:
         """Remove a member if it is there."""
         members = self.free.get(name)
-        if members is not None and members.pop(member, self) is None and not members:
-            self.leave(name)
+        if members is not None and member in members:
+            members.remove(member)
+            if not members:
+                self.leave(name)
 
     def leave(self, name: WorkerId) -> None:
         """Remove a group if it is there."""
@@ -114,8 +118,8 @@ class Lacking:
             and (name, member) not in self.claimed
         )
 
-    def _free_of(self, part: str, name: WorkerId, members: Mapping[int, Parts]) -> dict[int, None]:
-        return {each: None for each, has in members.items() if self._is_free(part, name, each, has)}
+    def _free_of(self, part: str, name: WorkerId, members: Mapping[int, Parts]) -> list[int]:
+        return [each for each, has in members.items() if self._is_free(part, name, each, has)]
 
     def leave(self, name: WorkerId) -> None:
         """Let go of a group that is open no more."""
@@ -160,7 +164,7 @@ class Lacking:
         index = self.indexes[wanted]
         while len(taken) < count_max and (entry := index.order.first()) is not None:
             name = entry[1]
-            for member in list(islice(index.free[name], count_max - len(taken))):
+            for member in index.free[name][: count_max - len(taken)]:
                 taken.append((name, member))
                 self.claimed.add((name, member))
                 for each in self.indexes.values():
@@ -176,10 +180,10 @@ class Lacking:
         assert places == sorted(self._places.values()), "K2: the order of silence"
         for wanted, index in self.indexes.items():
             expected = {
-                name: free
+                name: sorted(free)
                 for name, members in held
                 if index.may_take(name) and (free := self._free_of(wanted.part, name, members))
             }
-            assert index.free == expected, "K1"
+            assert {name: sorted(free) for name, free in index.free.items()} == expected, "K1"
             entries = index.order.first_many(len(held) + 1)
             assert [name for _, name in entries] == [*expected], "K2: the order of a claim"

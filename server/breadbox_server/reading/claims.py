@@ -15,11 +15,13 @@ from functools import partial
 from typing import NamedTuple
 
 from breadbox_server.access.authorization import ANONYMOUS, Caller
+from breadbox_server.base.errors import WatchersFullError
 from breadbox_server.core.lacking import MemberKey, Wanted
 from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.ids import BufferName, LeaseId
 from breadbox_server.core.model.inputs import GrantedFragment, ModelState
 from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.limits import CLAIM_PARTS_MAX
 from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLease, ReadLeases
 from breadbox_server.reading.watchers import Watchers
@@ -110,14 +112,27 @@ class Claims:
                 self._serve_soon(buffer)
 
     async def _wait(self, buffer: BufferName, claim: _Claim, wait_s: float) -> None:
+        holder = claim.caller.holder(buffer)
+        self._check_parts(buffer, claim.wanted, holder)
         woken = asyncio.get_running_loop().create_future()
         self._queues.setdefault(buffer, {})[claim] = woken
         try:
-            await self.waiting.wait(buffer, wait_s, claim.caller.holder(buffer), woken)
+            await self.waiting.wait(buffer, wait_s, holder, woken)
         finally:
             del self._queues[buffer][claim]
             if not self._queues[buffer]:
                 del self._queues[buffer]
+
+    def _is_awaited(self, buffer: BufferName, wanted: Wanted) -> bool:
+        return any(each.wanted == wanted for each in self._queues.get(buffer, ()))
+
+    def _check_parts(self, buffer: BufferName, wanted: Wanted, holder: str) -> None:
+        """Refuse to wait for one part more than the claims of a token may: each has an index."""
+        if not self._is_awaited(buffer, wanted):
+            claims = self._queues.get(buffer, ())
+            awaited = {each.wanted for each in claims if each.caller.holder(buffer) == holder}
+            if len(awaited) >= CLAIM_PARTS_MAX:
+                raise WatchersFullError(CLAIM_PARTS_MAX, "parts are waited for by this token")
 
     def _look(self, buffer: BufferName, claim: _Claim) -> None:
         # It may have been served while it waited; and no claim overtakes those that wait.
@@ -148,7 +163,7 @@ class Claims:
         held = self._core.buffers[buffer]
         members = held.claim(
             *(claim.wanted, claim.count, claim.caller.may_append_as),
-            lambda wanted: any(each.wanted == wanted for each in self._queues.get(buffer, ())),
+            partial(self._is_awaited, buffer),
         )
         if not members:
             return False
