@@ -69,7 +69,7 @@ def test_members_that_lack_a_part_are_found_with_what_they_have() -> None:
 
     def found(count: int = 9, part: str = "reward") -> list[int]:
         taken = held.claim(Wanted(part), count, lambda _: True, lambda _: False)
-        members = [each[0].fragment.fragment_index for each in taken]
+        members = [int(each[0].fragment.fragment_index) for each in taken]
         held.end_claim([(WorkerId("g"), member) for member in members])
         return members
 

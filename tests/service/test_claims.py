@@ -17,7 +17,13 @@ from breadbox_server.core.model.errors import (
     DrainingError,
     InvalidArgumentError,
 )
-from breadbox_server.core.model.ids import FragmentIndex, PayloadId, SessionId, WorkerId
+from breadbox_server.core.model.ids import (
+    FragmentIndex,
+    ModelVersion,
+    PayloadId,
+    SessionId,
+    WorkerId,
+)
 from breadbox_server.core.model.inputs import (
     AppendFragments,
     DeleteBuffer,
@@ -50,12 +56,13 @@ class Verifiers:
 
     def fragment(self, group: str, part: str = "") -> Fragment:
         self.count += 1
+        version = PART_VERSION if part else ModelVersion(0)
         return Fragment(
             WorkerId(group),
             FragmentIndex(0),
             SessionId(self.session),
-            PART_VERSION if part else 0,
-            PART_VERSION if part else 0,
+            version,
+            version,
             Payload(PayloadId(f"{self.count:032x}"), 7),
             step_count=0 if part else 4,
             discontinuity=True,

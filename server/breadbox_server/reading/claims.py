@@ -64,7 +64,7 @@ class Claims:
         self._queues: dict[BufferName, dict[_Claim, asyncio.Future[None]]] = {}
         """The same calls, in order of arrival, each with what wakes it."""
         self._due: set[BufferName] = set()
-        """Buffers whose queues will be served in this pass of the loop."""
+        """Buffers with queues that will be served in this pass of the loop."""
         self._keys_of: dict[LeaseId, list[MemberKey]] = {}
 
     async def claim(
