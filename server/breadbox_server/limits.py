@@ -574,6 +574,9 @@ MEMBER_KEYS_MAX: Final = limit(
     "members named by a request", READ_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"
 )
 CLAIM_MEMBERS_MAX: Final = limit("members of a claim", 1_024, MESSAGE, "ARGUMENT_INVALID")
+CLAIM_PARTS_MAX: Final = limit(
+    "parts of a buffer for which claims wait", 8, TOKEN, "WATCHERS_FULL, for the next part"
+)
 MEMBERS_PAGE_MAX: Final = limit("members listed in a reply", 1_024, MESSAGE, "the next page")
 limit("parts of a member", MEMBER_PARTS_MAX, BUFFER, "ARGUMENT_INVALID")
 TICKETS_HELD_MAX: Final = limit(

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.lacking import MemberKey, Wanted
 from breadbox_server.core.model.config import (
     AssemblyPolicy,
     BufferConfig,
@@ -170,6 +171,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.callers_of_grant: set[int] = set()
         self.callers_in_line: list[CallerId] = []
         self.callers_of_tickets: list[CallerId] = []
+        self.claimed: list[MemberKey] = []
         self.last_tickets: list[str] = []
         self.reservations: list[tuple[ReservationId, NaiveReservation]] = []
         """Those whose payloads the store has not answered for, whether they live or not."""
@@ -691,6 +693,24 @@ class BufferMachine(RuleBasedStateMachine):
         name, session = self.ticket_group(pick), self.model.session or "s0"
         self.offer(make_fragment(name, member, session_id=session, version=version))
 
+    @precondition(lambda self: isinstance(self.model, NaiveGroups))
+    @rule(count=st.integers(0, 4), ended=st.integers(0, 9))
+    def claim(self, count: int, ended: int) -> None:
+        """Claim members after the oldest claims have ended, and before others end."""
+        assert isinstance(self.model, NaiveGroups)
+        held = self.buffers[B]
+        # A buffer that changes its kind while it is empty forgets its claims.
+        self.claimed = self.claimed if held.claimed_count else []
+        over, self.claimed = self.claimed[:ended], self.claimed[ended:]
+        held.end_claim(over)
+        expected = self.model.unclaimed(self.claimed)
+        taken = held.claim(Wanted("reward"), count, lambda _: True, lambda _: False)
+        keys = [(each[0].fragment.worker_id, each[0].fragment.fragment_index) for each in taken]
+        assert [name for name, _ in expected[:count]] == [name for name, _ in keys]
+        assert {*keys} <= {*expected}
+        self.claimed += keys
+        assert held.claimed_count == len(self.claimed) == len({*self.claimed})
+
     @precondition(lambda self: self.model.ticket_waiters)
     @rule(pick=PICKS)
     def cancel_tickets(self, pick: int) -> None:
@@ -840,6 +860,7 @@ class BufferMachine(RuleBasedStateMachine):
         recovered.check_invariants()
         assert recovered.snapshot() == self.buffers.snapshot(), "replayed to another state"
         self.buffers = recovered
+        self.claimed = []
         self.model.lose_callers()
         self.reservations, self.callers_in_line = [], []
 

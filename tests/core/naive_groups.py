@@ -105,6 +105,18 @@ class NaiveGroups(NaiveTickets):
         self.touch_count += 1
         group.touched_at, group.touched_as = now, self.touch_count
 
+    # Claims
+
+    def unclaimed(self, claimed: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Members of open groups that are not claimed, the longest silent group first."""
+        opened = [(group.touched_as, name, group) for name, group in self.workers.items()]
+        return [
+            (name, each.fragment_index)
+            for _, name, group in sorted(opened, key=lambda entry: entry[0])
+            for each in group.open
+            if (name, each.fragment_index) not in claimed
+        ]
+
     # Members
 
     def expect_append(

@@ -268,8 +268,12 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
     }
     names = list(steps)
     weights = [weight for weight, _ in steps.values()]
+    claims = random.Random(seed)
     for name in rng.choices(names, weights, k=length):
         steps[name][1]()
+        # A claim changes nothing else, and no walk is another for it.
+        if isinstance(machine.model, NaiveGroups) and claims.random() < 0.05:
+            machine.claim(claims.randrange(3), claims.choice([0, 0, 1, 9]))
         machine.nothing_is_lost_or_left()
         machine.looks_like_the_model()
     machine.teardown()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
+from breadbox_server.core.lacking import Wanted
 from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import BufferName, PayloadId, RequestId, WorkerId
@@ -59,9 +60,7 @@ def test_rows_are_listed_by_prefix_and_found_by_key() -> None:
     assert 0 == it.buffers.apply(DropMembers(B, (WorkerId("c"),), (0,)), now=0.0)
     keys = [(WorkerId("b"), 0), (WorkerId("c"), 0), (WorkerId("a-1"), 0), (WorkerId("b"), 1)]
     assert ["b", "a-1"] == [each.group for each in held.members_by_key(keys)]
-    assert 3 == it.buffers.admitted_count(B)
-    assert (0, "", "") == (
-        it.buffers.admitted_count(BufferName("none")),
+    assert ("", "") == (
         it.buffers.tag(BufferName("none")),
         it.buffers.tag(B),
     )
@@ -74,11 +73,14 @@ def test_members_that_lack_a_part_are_found_with_what_they_have() -> None:
     held = it.buffers[B]
 
     def found(count: int = 9, part: str = "reward") -> list[int]:
-        taken = held.lacking(part, count, lambda *_: True)
-        return [each[0].fragment.fragment_index for each in taken]
+        taken = held.claim(Wanted(part), count, lambda _: True, lambda _: False)
+        members = [int(each[0].fragment.fragment_index) for each in taken]
+        held.end_claim([(WorkerId("g"), member) for member in members])
+        return members
 
     assert ([0], [0, 1], [0], []) == (found(), found(part="x"), found(1, "x"), found(0))
-    assert [] == held.lacking("reward", 9, lambda *_: False)
+    none = Wanted("reward", ("h",))
+    assert [] == held.claim(none, 9, lambda _: False, lambda _: False)
     for name in ("", "tokens", "a\n"):
         with pytest.raises(InvalidArgumentError, match="lacking"):
             found(part=name)
@@ -90,7 +92,9 @@ def test_a_buffer_without_groups_has_no_members_and_takes_no_parts() -> None:
     assert [] == held.members("", ("", -1), 9) == held.members_by_key([(WorkerId("w"), 0)])
     assert held.parts(WorkerId("w"), 0, ()) is None
     with pytest.raises(InvalidArgumentError, match="`assembly` groups"):
-        held.lacking("reward", 1, lambda *_: True)
+        held.claim(Wanted("reward"), 1, lambda _: True, lambda _: False)
+    held.end_claim([(WorkerId("w"), 0)])
+    assert (0, True) == (held.claimed_count, it.buffers.has_more_to_claim(B))
     with pytest.raises(InvalidArgumentError, match="`assembly` groups"):
         attach(it, part(it, "g", "ids"))
     with pytest.raises(InvalidArgumentError, match="keeps no rows"):

@@ -22,7 +22,7 @@ def left_over(driver: Driver) -> dict[str, object]:
         **_of_watchers("watching", reading._watchers),
         **_of_watchers("reading", reading._readers),
         **_of_watchers("watching groups' ends", reading._group_watchers),
-        **_of_watchers("claiming", reading._claimants),
+        **_of_watchers("claiming", reading.claims.waiting),
     }
     return {name: value for name, value in found.items() if value}
 

@@ -293,8 +293,8 @@ class ReplayBufferServiceServicer(object):
     def ClaimMembers(self, request, context):
         """Verifiers, which are producers or learners. Members of open groups that have their sequences and
         lack a part: no other claim gets them while the lease lives, which ends as a read lease does. Blocks
-        until there is one, for at most max_wait. A claim does not outlive the server.
-        Fails: WATCHERS_FULL.
+        until there is one, for at most max_wait, in order of arrival. A claim does not outlive the server.
+        Fails: WATCHERS_FULL, also where claims of the token wait for 8 other parts of the buffer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -22,8 +22,8 @@ class AppendsFullError(DomainError):
 class WatchersFullError(DomainError):
     """The server has its maximum of callers that watch models or wait for chunks to read."""
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} callers wait for such news already, which is the limit")
+    def __init__(self, limit: int, what: str = "callers wait for such news") -> None:
+        super().__init__(f"{limit} {what} already, which is the limit")
         self.limit = limit
 
 

@@ -29,10 +29,11 @@ I6  Right after `handle_timer(now)`, `next_timer()` is None or later than `now`.
 I7  What was refused has changed nothing but counters of refusals (B14).
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
+from breadbox_server.core.lacking import MemberKey, Wanted
 from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.entries import (
@@ -219,7 +220,7 @@ class ReplayBuffer:
         return groups.ends_after(after, count_max)
 
     def members(self, prefix: str, after: tuple[str, int], count_max: int) -> list[MemberSeen]:
-        """List members of open groups, in order of their keys; O(groups) after a change of them."""
+        """List members of open groups, in order of their keys; the first call sorts the groups."""
         return parts.listed(self._state, prefix, after, count_max)
 
     def members_by_key(self, keys: Sequence[tuple[WorkerId, int]]) -> list[MemberSeen]:
@@ -232,10 +233,18 @@ class ReplayBuffer:
         """Return the parts of a member, of these names or all, or None if it is not there."""
         return parts.found(self._state, group, member, names)
 
-    def lacking(
-        self, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+    def claim(
+        self,
+        wanted: Wanted,
+        count_max: int,
+        may_take: Callable[[WorkerId], bool],
+        is_awaited: Callable[[Wanted], bool],
     ) -> list[list[inputs.GrantedFragment]]:
-        """Return members that lack a part, each with all of its parts, as a grant would."""
+        """Claim members that lack a part; return each with all of its parts, as a grant would.
+
+        No other claim gets them before `end_claim`. `may_take` says what the patterns of *wanted*
+        say, `is_awaited` whether a claim waits for as much as another.
+        """
         version = self._state.model.version or 0
         return [
             [
@@ -250,8 +259,25 @@ class ReplayBuffer:
                 )
                 for each in member
             ]
-            for member in parts.lacking(self._state, part, count_max, may_take)
+            for member in parts.claim(self._state, wanted, count_max, may_take, is_awaited)
         ]
+
+    def end_claim(self, keys: Iterable[MemberKey]) -> None:
+        """Let other claims get members that were claimed, as far as they are still there."""
+        if (groups := self._groups) is not None:
+            groups.end_claim(keys)
+
+    @property
+    def claimed_count(self) -> int:
+        """Number of members that are claimed."""
+        return 0 if (groups := self._groups) is None else len(groups.lacking.claimed)
+
+    def has_more_to_claim(self) -> bool:
+        """Return whether claims that wait may get an answer, since it was last asked."""
+        if (groups := self._groups) is None:
+            return True
+        has_more, groups.lacking.has_more = groups.lacking.has_more, False
+        return has_more
 
     def has_ended(self, group: WorkerId) -> bool:
         """Whether this buffer makes groups, and none of that name is open."""

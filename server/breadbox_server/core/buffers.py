@@ -18,6 +18,7 @@ from typing import cast
 
 from breadbox_server.core import snapshot
 from breadbox_server.core.buffer import ReplayBuffer
+from breadbox_server.core.lacking import MemberKey
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.description import BufferDescription
@@ -166,10 +167,14 @@ class BufferSet:
         state = self._shared.states.get(buffer)
         return state is not None and state.assembly.in_any_order
 
-    def admitted_count(self, buffer: BufferName) -> int:
-        """Count the fragments, parts and numbers ever admitted; 0 for an unknown buffer."""
-        state = self._shared.states.get(buffer)
-        return 0 if state is None else state.counters["fragments_admitted"]
+    def end_claim(self, buffer: BufferName, keys: Iterable[MemberKey]) -> None:
+        """Let other claims get members that were claimed, as far as they are still there."""
+        if buffer in self._buffers:
+            self._buffers[buffer].end_claim(keys)
+
+    def has_more_to_claim(self, buffer: BufferName) -> bool:
+        """Return whether claims that wait may get an answer, since it was last asked."""
+        return buffer not in self._buffers or self._buffers[buffer].has_more_to_claim()
 
     def tag(self, buffer: BufferName) -> str:
         """Return the number by which a buffer's groups are counted, or empty if by none."""

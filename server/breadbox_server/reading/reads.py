@@ -10,7 +10,7 @@ from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.core.model.description import GroupEnd, SubscriptionDescription
 from breadbox_server.core.model.errors import DrainingError
 from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId, WorkerId
-from breadbox_server.core.model.inputs import Fragment, GrantedFragment, ModelState, Payload
+from breadbox_server.core.model.inputs import Fragment, ModelState, Payload
 from breadbox_server.core.rules.reading import (
     READ_BYTES_MAX,
     READ_FRAGMENTS_MAX,
@@ -88,15 +88,6 @@ class MembersRead:
     """Seconds that leases of the buffer live."""
 
 
-class Claimed(NamedTuple):
-    """Members that a verifier has claimed."""
-
-    fragments: list[GrantedFragment]
-    reply: ReadBody
-    lease: ReadLease
-    model: ModelState
-
-
 class Arrivals:
     """Arrivals of chunks, to about a second, not durable: how long a reader has been behind."""
 
@@ -142,9 +133,7 @@ class Reads:
         self._watchers = Watchers(core.clock, watchers_max)
         self._readers = Watchers(core.clock, watchers_max)
         self._group_watchers = Watchers(core.clock, watchers_max)
-        self._claimants = Watchers(core.clock, watchers_max)
-        self._claims = Claims()
-        leases.on_end = self._on_lease_end
+        self.claims = Claims(core, bodies, leases, Watchers(core.clock, watchers_max))
         self._cached: dict[tuple[BufferName, ReadSpec], CachedRead] = {}
         self._arrivals: dict[BufferName, Arrivals] = {}
 
@@ -321,59 +310,6 @@ class Reads:
         )
         return found, reply, lease
 
-    async def claim_members(
-        self,
-        buffer: BufferName,
-        part: str,
-        count: int,
-        *,
-        wait_s: float,
-        lease_s: float | None,
-        inline_bytes_max: int = 0,
-        caller: Caller = ANONYMOUS,
-    ) -> Claimed | str:
-        """Claim members that lack a part, or return what the claim waited for (B34)."""
-        until = self._core.clock.now() + wait_s
-        holder = caller.holder(buffer)
-        while True:
-            self._core.check_serving()
-            members = await self._core.look(
-                lambda: self._core.buffers[buffer].lacking(
-                    part,
-                    count,
-                    lambda *key: (
-                        caller.may_append_as(key[0]) and not self._claims.is_held(buffer, key)
-                    ),
-                )
-            )
-            # No await between the look and the claim.
-            if members or (left_s := until - self._core.clock.now()) <= 0:
-                break
-            await self._claimants.wait(buffer, left_s, holder)
-        if not members:
-            await self._core.turns.settled()
-            claimed = self._claims.count(buffer)
-            return f"no member has its sequence and lacks a part {part!r} ({claimed} are claimed)"
-        held = self._core.buffers[buffer]
-        fragments = [each for member in members for each in member]
-        payloads = [each.fragment.payload for each in fragments]
-        lease = self.leases.take(buffer, payloads, lease_s or held.config.lease_s, holder)
-        keys = {(each.fragment.worker_id, each.fragment.fragment_index) for each in fragments}
-        self._claims.add(lease, frozenset(keys))
-        bodies, absent = self._bodies.at_hand(payloads, inline_bytes_max)
-        try:
-            model = await self._core.durable_model(buffer)
-            await self._bodies.add(bodies, payloads, absent)
-        except BaseException:
-            # The caller has left.
-            self.leases.release(lease.lease_id)
-            raise
-        return Claimed(fragments, ReadBody(bodies), lease, model)
-
-    def _on_lease_end(self, lease: ReadLease) -> None:
-        if self._claims.end(lease):
-            self._claimants.wake_in_time(lease.buffer)
-
     def _cached_read(self, buffer: BufferName, spec: ReadSpec) -> CachedRead:
         key = (buffer, spec)
         cached = self._cached.get(key)
@@ -399,13 +335,13 @@ class Reads:
         self._cached.clear()
         buffers, when_settled = self._core.buffers, self._core.turns.when_settled
         self._group_watchers.look_again(buffers.group_end_count, when_settled)
-        self._claimants.look_again(buffers.admitted_count, when_settled)
+        self.claims.look_again()
         self._readers.look_again(buffers.closed_count, when_settled)
 
     @property
     def watcher_count(self) -> int:
         """Callers that watch a model, or wait for groups to end or for members to claim."""
-        return len(self._watchers) + len(self._group_watchers) + len(self._claimants)
+        return len(self._watchers) + len(self._group_watchers) + len(self.claims.waiting)
 
     @property
     def reader_count(self) -> int:
@@ -428,11 +364,11 @@ class Reads:
         self._watchers.forget(buffer)
         self._readers.forget(buffer)
         self._group_watchers.forget(buffer)
-        self._claimants.forget(buffer)
+        self.claims.waiting.forget(buffer)
         self._arrivals.pop(buffer, None)
         self.leases.end_of(buffer)
 
     def turn_away(self) -> None:
         """End every wait with DrainingError."""
-        for watchers in (self._watchers, self._readers, self._group_watchers, self._claimants):
+        for watchers in (self._watchers, self._readers, self._group_watchers, self.claims.waiting):
             watchers.turn_away(DrainingError())

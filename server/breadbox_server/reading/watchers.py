@@ -36,14 +36,20 @@ class Watchers:
     def __len__(self) -> int:
         return self._count
 
-    async def wait(self, buffer: BufferName, wait_s: float, holder: str) -> None:
-        """Return once the buffer's callers are woken, or after `wait_s`.
+    async def wait(
+        self,
+        buffer: BufferName,
+        wait_s: float,
+        holder: str,
+        woken: asyncio.Future[None] | None = None,
+    ) -> None:
+        """Return once the buffer's callers are woken, or *woken* is, or after `wait_s`.
 
         WatchersFullError: no place, or another caller took this one's; or the error of `turn_away`.
         """
         if self._count >= self._limit:
             self._make_room(holder)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future = woken or asyncio.get_running_loop().create_future()
         self._of.setdefault(buffer, {})[future] = None
         self._of_holder.setdefault(holder, {})[future] = None
         self._count += 1

@@ -310,7 +310,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ClaimMembersResponse:
         """Wait for members that lack a part."""
         check_int("member_count", request.member_count, 1, CLAIM_MEMBERS_MAX)
-        found = await self._driver.reading.claim_members(
+        found = await self._driver.reading.claims.claim(
             convert.buffer_name(request.buffer),
             request.lacking,
             request.member_count,
@@ -326,7 +326,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         grant.lease.CopyFrom(self._lease(found.lease.lease_id, found.lease.expires_at))
         grant.session_id = found.model.session_id
         grant.model_version = found.model.model_version or 0
-        grant.payloads.extend(found.reply.bodies if any(found.reply.bodies) else ())
+        grant.payloads.extend(found.bodies if any(found.bodies) else ())
         convert.add_references(found.fragments, grant.fragments)
         return response
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+from breadbox_server.core.lacking import Wanted
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import MEMBER_PARTS_MAX, NUMBERS_MAX, TOKENS
 from breadbox_server.core.model.events import DiscardReason
@@ -150,28 +151,30 @@ def listed_by_key(state: BufferState, keys: Iterable[tuple[WorkerId, int]]) -> l
     return [_seen(chunk, m) for chunk, m in found if chunk is not None and m in chunk.members]
 
 
-def lacking(
-    state: BufferState, part: str, count_max: int, may_take: Callable[[WorkerId, int], bool]
+def claim(
+    state: BufferState,
+    wanted: Wanted,
+    count_max: int,
+    may_take: Callable[[WorkerId], bool],
+    is_awaited: Callable[[Wanted], bool],
 ) -> list[list[Fragment]]:
-    """Return members that lack a part and have their sequences, each with all of its parts.
+    """Claim members that lack a part and have their sequences; return each with all of its parts.
 
-    Those of the longest silent group come first; O(members of open groups).
+    Those of the longest silent group come first. No other claim gets them before `end_claim`.
     """
-    if not part:
+    if not wanted.part:
         raise errors.InvalidArgumentError("lacking", "must not be empty")
-    check_part_name("lacking", part)
-    taken: list[list[Fragment]] = []
+    check_part_name("lacking", wanted.part)
     groups = state.assembly
     if not isinstance(groups, Groups):
         raise errors.InvalidArgumentError("buffer", "has no members: that needs `assembly` groups")
-    for name, chunk in groups.open.items():
-        assert isinstance(chunk, GroupChunk), "of groups"
-        for member, parts in chunk.members.items():
-            if len(taken) >= count_max:
-                return taken
-            if part in parts or not chunk.has((member, "")) or not may_take(name, member):
-                continue
-            taken.append(chunk.with_numbers([each for _, each in sorted(parts.items())]))
+    groups.lacking.ask(wanted, may_take, groups.held(), is_awaited)
+    taken: list[list[Fragment]] = []
+    for name, member in groups.lacking.take(wanted, count_max):
+        chunk = groups.chunk_of(groups.workers[name])
+        assert chunk is not None, "K1"
+        parts = sorted(chunk.members[member].items())
+        taken.append(chunk.with_numbers([each for _, each in parts]))
     return taken
 
 

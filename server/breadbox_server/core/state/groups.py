@@ -10,20 +10,22 @@ O2  A group is open, or has ended with one reason and the number of that end; an
 O3  Ends stand in order of their numbers.
 O4  A group with a ticket is open, or has no member yet and is not remembered.
 O5  A member is complete if it has each required part.
+O6  What was listed or claimed once is found by an index: names in order, and `Lacking` (K1, K2).
 """
 
 import json
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from operator import attrgetter
 from typing import ClassVar, Final
 
+from breadbox_server.core.lacking import Held, Lacking, MemberKey
 from breadbox_server.core.model.config import MEMBERS_MAX
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
+from breadbox_server.core.model.sorted_names import SortedNames
 from breadbox_server.core.pacing import Reserved
 from breadbox_server.core.state.assembly import (
     ADMITTED_CODE,
@@ -184,8 +186,9 @@ class Groups(Assembly):
         self.required = required
         """Parts with which a member is complete; changes only while nothing is open."""
         self._on_left_over = on_left_over
-        self._names: list[WorkerId] | None = None
-        """Names of open groups in order, or None if one was opened or has ended since."""
+        self._names: SortedNames | None = None
+        """Names of open groups in order, or None if they were never listed."""
+        self.lacking = Lacking()
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
@@ -272,6 +275,10 @@ class Groups(Assembly):
             self.open_fragment_count += chunk.take(fragment)
             chunk.touched_at = now
             self.open.move_to_end(worker.worker_id)
+            if self.lacking.indexes:
+                member = fragment.fragment_index
+                self.lacking.touch(worker.worker_id)
+                self.lacking.note(worker.worker_id, member, chunk.members[member])
             version = self.version_of(fragment)
             if version < chunk.version:
                 chunk.version = version
@@ -300,9 +307,9 @@ class Groups(Assembly):
             return []
         if len(chunk.members) == 1:
             del self.workers[name]
-            self._names = None
             return self.discard(group)
         gone = chunk.take_out(member)
+        self.lacking.note(name, member, {})
         self.open_fragment_count -= len(gone)
         version = chunk.oldest(self.version_of)
         if version != chunk.version:
@@ -312,11 +319,24 @@ class Groups(Assembly):
         return gone
 
     def names_from(self, name: str) -> Iterator[WorkerId]:
-        """Yield the names of open groups from one on, in order; sort them if they have changed."""
+        """Yield the names of open groups from one on, in order; the first listing sorts them."""
         if self._names is None:
-            self._names = sorted(self.open)
-        for place in range(bisect_left(self._names, name), len(self._names)):
-            yield self._names[place]
+            self._names = SortedNames(self.open)
+        return self._names.since(name)
+
+    def held(self) -> Iterator[Held]:
+        """Go through the members of open groups, the longest silent group first."""
+        for name, chunk in self.open.items():
+            assert isinstance(chunk, GroupChunk), "of groups"
+            yield name, chunk.members
+
+    def end_claim(self, keys: Iterable[MemberKey]) -> None:
+        """Give claimed members back to the claims that come or wait."""
+        for name, member in keys:
+            self.lacking.claimed.discard((name, member))
+            chunk = self.chunk_of(self.workers.get(name))
+            if chunk is not None:
+                self.lacking.note(name, member, chunk.members.get(member, {}))
 
     def drop(self, group: Worker, reason: GroupEndReason) -> list[Fragment]:
         """End a group, open or not yet begun, as a whole, and return its members."""
@@ -330,6 +350,8 @@ class Groups(Assembly):
         # Under a shorter silence than before, others may have had a member since it was due.
         open_chunk.touched_at = max(now, self.open[next(reversed(self.open))].touched_at)
         self.open.move_to_end(group.worker_id)
+        if self.lacking.indexes:
+            self.lacking.touch(group.worker_id)
 
     def end_stale(self, worker: Worker) -> list[Fragment]:
         """End the group of a stale member: it would be stale as a whole, whichever came first."""
@@ -362,18 +384,28 @@ class Groups(Assembly):
         """Give up every open group, the longest silent first, and forget every group."""
         self._ends.clear()
         self._names = None
+        self.lacking.clear()
         self.none_idle = (-1, -1)
         return super().discard_all()
 
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
         """Open a group, behind those that are open."""
         super().put(worker, open_chunk)
-        self._names = None
-        self.tickets.unbegun.pop(worker.worker_id, None)
+        name = worker.worker_id
+        if self._names is not None:
+            self._names.add(name)
+        if self.lacking.indexes and isinstance(open_chunk, GroupChunk):
+            self.lacking.touch(name)
+            for member, parts in open_chunk.members.items():
+                self.lacking.note(name, member, parts)
+        self.tickets.unbegun.pop(name, None)
 
     def discard(self, worker: Worker) -> list[Fragment]:
         """Give up an open group, and return its fragments."""
-        self._names = None
+        if self._names is not None:
+            self._names.remove(worker.worker_id)
+        if self.lacking.indexes:
+            self.lacking.leave(worker.worker_id)
         return super().discard(worker)
 
     def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
@@ -435,8 +467,10 @@ class Groups(Assembly):
         self._on_end(reason)
 
     def check_invariants(self) -> None:
-        """Assert O1 to O4 and A2, A3; O(groups remembered)."""
+        """Assert O1 to O6 and A2, A3; O(groups remembered, and members for each index)."""
         super().check_invariants()
+        assert self._names is None or [*self._names.since("")] == sorted(self.open), "O6: names"
+        self.lacking.check_invariants(self.held())
         for group in self.workers.values():
             assert (group.end is None) == (group.open_chunk is not None), "O2"
         ended = {each.end_number: each for each in self.workers.values() if each.end is not None}
