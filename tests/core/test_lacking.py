@@ -11,7 +11,7 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.lacking import INDEXES_MAX, Wanted
 from breadbox_server.core.model import sorted_names
-from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy
 from breadbox_server.core.model.ids import BufferName, WorkerId
 from breadbox_server.core.model.inputs import AppendFragments, DropMembers
 from breadbox_server.core.model.sorted_names import SortedNames
@@ -90,9 +90,11 @@ class ClaimedRows(Rows):
     def check(self) -> None:
         self.check_payloads()
 
-    def lose(self) -> None:
-        super().lose()
+    def drop(self) -> None:
+        super().drop()
         self.claimants.act()
+        if self.rng.random() < 0.2:
+            self.die()
 
     def let_go(self) -> list[Any]:
         if self.rng.random() < 0.3:
@@ -108,6 +110,8 @@ class ClaimedMembers(Members):
         self.claimants.act()
         if self.rng.random() < 0.05:
             self.check_payloads()
+        if self.rng.random() < 0.1:
+            self.die()
 
 
 MEMBERS = BufferConfig(
@@ -272,3 +276,22 @@ def test_names_are_in_order_however_they_come_and_go(monkeypatch: pytest.MonkeyP
                 names.add(name)
             since = f"{rng.randrange(42):02}"
             assert sorted(each for each in expected if each >= since) == list(names.since(since))
+
+
+def test_a_group_that_waits_for_room_is_behind_the_others() -> None:
+    blocking = BufferConfig(
+        assembly=AssemblyPolicy.GROUPS,
+        fragments_per_chunk=2,
+        group_min=1,
+        capacity_chunks=1,
+        full_policy=FullPolicy.BLOCK,
+        open_chunk_s=1.0,
+    )
+    it = Rows(0, blocking)
+    for at, key in ((0.0, ("full", 0)), (0.0, ("full", 1)), (0.0, ("a", 0)), (0.5, ("b", 0))):
+        it.buffers.apply(AppendFragments(B, [it.tokens(key)]), now=at)
+    assert 0 == claim(it, count=0)
+    it.buffers.handle_timer(now=1.0)
+    taken = it.buffers[B].claim(KINDS[0], 9, may_take(KINDS[0]), lambda _: False)
+    assert ["b", "a"] == [each[0].fragment.worker_id for each in taken]
+    it.buffers.check_invariants()
