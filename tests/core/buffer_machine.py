@@ -29,6 +29,7 @@ from breadbox_server.core.model.config import (
     StaleBy,
     StalePolicy,
 )
+from breadbox_server.core.model.counters import EPHEMERAL
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.errors import (
     DomainError,
@@ -74,7 +75,6 @@ from breadbox_server.core.model.inputs import (
 )
 from breadbox_server.core.samplers import OLDEST_FIRST, SAMPLERS
 from breadbox_server.core.state.chunks import ChunkState
-from breadbox_server.core.state.counters import EPHEMERAL
 from breadbox_server.journal.encoding.codec import (
     Snapshot,
     decode_snapshot,

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
+from breadbox_server.core.model.counters import DURABLE, EPHEMERAL
 from breadbox_server.core.model.events import DiscardReason, EvictionReason
 from breadbox_server.core.model.inputs import AdmissionOutcome
-from breadbox_server.core.state.counters import DURABLE, EPHEMERAL
 
 METRICS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate.md"

@@ -50,7 +50,6 @@ from breadbox_server.metrics.metrics import Metrics
 SLICE_S_ASSUMED: Final = 0.05
 """Seconds of a slice on a busy machine, assumed before the first one."""
 _LATEST_WEIGHT: Final = 0.2
-
 PROGRESS_S: Final = 0.25
 """Seconds that a caller waits on after some of its fragments were admitted."""
 HOLD_S: Final = 0.25

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
+from breadbox_server.core.model.counters import DURABLE
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import ReplayError
 from breadbox_server.core.model.events import LeaseEnd
@@ -18,7 +19,6 @@ from breadbox_server.core.model.schemas import Schema
 from breadbox_server.core.state.assembly import OutcomeWindow
 from breadbox_server.core.state.buffer_state import BufferState, Shared
 from breadbox_server.core.state.chunks import Chunk, ChunkState
-from breadbox_server.core.state.counters import DURABLE
 from breadbox_server.core.state.grants import Grant, GrantedChunk, Lease
 from breadbox_server.core.state.subscriptions import Subscription
 from breadbox_server.core.state.tickets import Ticket

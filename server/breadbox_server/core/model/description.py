@@ -62,7 +62,7 @@ class BufferDescription:
     """Requests that wait, not callers: the ranks and retries of one request are one waiter."""
     worker_count: int
     counters: Mapping[str, int]
-    """By stable names, sorted; see `breadbox_server.core.state.counters`."""
+    """By stable names, sorted; see `breadbox_server.core.model.counters`."""
     chunk_count_by_staleness: Mapping[int, int]
     """Chunks held for sampling, by staleness in versions, ascending."""
     inserted_count: int

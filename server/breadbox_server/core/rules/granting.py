@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from breadbox_server.core.model import errors, events, inputs
 from breadbox_server.core.model.config import LeaseExpiryPolicy, StalePolicy, check_duration
+from breadbox_server.core.model.counters import LEASES_ENDED
 from breadbox_server.core.model.entries import GrantMade, ReplayError
 from breadbox_server.core.model.events import EvictionReason, LeaseEnd, StepsEnd
 from breadbox_server.core.model.ids import CallerId, ChunkId, LeaseId
@@ -12,7 +13,6 @@ from breadbox_server.core.model.validation import WORLD_SIZE_MAX, check_int, che
 from breadbox_server.core.state import grants
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
-from breadbox_server.core.state.counters import LEASES_ENDED
 from breadbox_server.core.state.grants import (
     Caller,
     Grant,

@@ -6,6 +6,7 @@ from typing import Final
 
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import MEMBERS_MAX, FullPolicy, SchemaPolicy
+from breadbox_server.core.model.counters import FRAGMENTS_DISCARDED, FRAGMENTS_JUDGED
 from breadbox_server.core.model.entries import FragmentTaken
 from breadbox_server.core.model.events import DiscardReason, FragmentsJudged, TicketEnd
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
@@ -15,7 +16,6 @@ from breadbox_server.core.rules import parts
 from breadbox_server.core.rules.granting import expire, settle
 from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
-from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FRAGMENTS_JUDGED
 from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.tickets import Ticket
 

@@ -14,6 +14,13 @@ from breadbox_server.core.model.config import (
     StaleBy,
     StalePolicy,
 )
+from breadbox_server.core.model.counters import (
+    FRAGMENTS_DISCARDED,
+    GROUPS_ENDED,
+    TICKETS_ENDED,
+    FlowMeter,
+    new_counters,
+)
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.events import (
@@ -33,13 +40,6 @@ from breadbox_server.core.model.inputs import VERSION_OF, Fragment, GroupEndReas
 from breadbox_server.core.pacing import Reserved, awaited
 from breadbox_server.core.samplers import make_draw_order, make_remover
 from breadbox_server.core.state.assembly import Assembly
-from breadbox_server.core.state.counters import (
-    FRAGMENTS_DISCARDED,
-    GROUPS_ENDED,
-    TICKETS_ENDED,
-    FlowMeter,
-    new_counters,
-)
 from breadbox_server.core.state.grants import LeaseBook, Waiter, WaiterQueue
 from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.holdings import ChunkHoldings

@@ -10,6 +10,7 @@ H3  A chunk is evicted at most once, with one reason: when it leaves the table f
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+from breadbox_server.core.model.counters import CHUNKS_EVICTED, Counters, FlowMeter
 from breadbox_server.core.model.events import (
     ChunksEvicted,
     Event,
@@ -21,7 +22,6 @@ from breadbox_server.core.model.ids import BufferName, ChunkId, SessionId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.samplers import Sampler
 from breadbox_server.core.state.chunks import Chunk, ChunkState, ChunkTable
-from breadbox_server.core.state.counters import CHUNKS_EVICTED, Counters, FlowMeter
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.subscriptions import Subscription, Subscriptions
 

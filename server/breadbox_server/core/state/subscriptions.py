@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from breadbox_server.core.model.counters import Counters
 from breadbox_server.core.model.errors import (
     SubscriptionExistsError,
     SubscriptionNotFoundError,
@@ -25,7 +26,6 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.ids import ChunkId, SessionId, SubscriptionName
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.state.chunks import ArrivalOrder, Chunk, ChunkState
-from breadbox_server.core.state.counters import Counters
 from breadbox_server.core.state.payloads import PayloadLedger
 
 SUBSCRIPTIONS_MAX: Final = 256
