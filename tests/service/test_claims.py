@@ -208,6 +208,18 @@ async def test_members_of_a_claim_that_ends_go_to_the_one_that_has_waited_longes
         assert [["a"], ["a"], None] == they.groups()
 
 
+async def test_claims_that_end_together_serve_those_that_wait_in_one_go() -> None:
+    async with verifiers() as they:
+        they.append("a")
+        they.append("b")
+        first, second, *_ = await they.claims(4)
+        for each in (await first, await second):
+            assert isinstance(each, Claimed)
+            they.driver.reading.leases.release(each.lease.lease_id)
+        await they.it.settle()
+        assert [["a"], ["b"], ["a"], ["b"]] == they.groups()
+
+
 async def test_claims_at_the_limit_of_leases_end_the_oldest_and_serve_those_that_wait() -> None:
     async with verifiers(read_leases_max=1) as they:
         they.append("a")
