@@ -536,6 +536,7 @@ CLASSES = {
     "client/breadbox/lease.py": "Lease",
     "client/breadbox/service.py": "Service",
     "client/breadbox/loader.py": "FragmentLoader",
+    "client/breadbox/operations/connected.py": "Connected",
     "client/breadbox/operations/leasing.py": "Granted",
     "client/breadbox/mirror/memory.py": "StepMemory",
     "client/breadbox/mirror/replay.py": "ReplayMirror",
