@@ -7,6 +7,7 @@ shell are those of `test_shell_lines`.
 
 import ast
 import re
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -159,7 +160,8 @@ def rows_and_members(client: breadbox.Client) -> None:
     for name, config in (("rows", rows), ("verified", verified)):
         client.create_buffer(name, config)
         client.start_session("s", buffer=name, take_over=True)
-    member = sequence("g", 0, 3)
+    # A group of its own: an example before may have claimed, or completed, the member.
+    member = sequence(f"g-{secrets.token_hex(4)}", 0, 3)
     member.session_id = "s"
     client.append(member, buffer="verified")
     part = breadbox.Part("row-1", 0, "ids", {"ids": np.arange(3)})
