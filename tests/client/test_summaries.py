@@ -1,5 +1,6 @@
 """What holds arrays shows their paths, dtypes and shapes, and no numbers."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.model.fragment import Fragment
-from breadbox.model.summaries import LEAVES_MAX, html_table, summary
+from breadbox.model.fragment import Fragment, Part
+from breadbox.model.summaries import LEAVES_MAX, Summarized, html_table, summary
 from breadbox.model.types import FragmentMetadata, FragmentReference, LeaseGrant
 from breadbox.operations.leasing import Granted
 from breadbox.payload import write_fragments
+from breadbox.reading import packed  # noqa: F401 - its batches show themselves
 from breadbox.reading.batches import Batch, load_batch
 from breadbox_learner.training.batching import training_batch
 from breadbox_offline.training.pipeline import OfflineBatch
@@ -52,6 +54,30 @@ def test_a_fragment_says_whose_it_is_and_what_is_in_it(fragment: Fragment) -> No
     low, high = fragment.model_version_min, fragment.model_version_max
     assert f"model versions {low} to {high}" in repr(fragment)
     assert "extras.a.b: uint8[2, 3]" in repr(fragment)
+
+
+def test_a_part_says_whose_it_is_and_what_is_in_it() -> None:
+    part = Part("row-1", 2, "reward", {"scores": np.ones(3)}, {"reward": 0.5})
+    shown = "Part(group='row-1', member=2, name='reward', reward=0.5, arrays.scores: float64[3])"
+    assert shown == repr(part)
+    assert "arrays.scores" in part._repr_html_()
+    assert "Part(group='row-1', member=0, name='', a=1)" == repr(Part("row-1", numbers={"a": 1}))
+
+
+def kinds_of(base: type[Summarized]) -> Iterator[type[Summarized]]:
+    """Public classes below one."""
+    for each in base.__subclasses__():
+        if each.__module__.startswith("breadbox") and not each.__name__.startswith("_"):
+            yield each
+        yield from kinds_of(each)
+
+
+def test_whatever_shows_itself_has_what_it_shows() -> None:
+    kinds = {each.__name__ for each in kinds_of(Summarized)}
+    assert {"Fragment", "Sequence", "Part", "Batch", "PackedBatch", "PaddedBatch"} <= kinds
+    for kind in kinds_of(Summarized):
+        for name in ("_facts", "_arrays"):
+            assert getattr(kind, name) is not getattr(Summarized, name), (kind, name)
 
 
 def test_a_batch_is_a_short_line(fragment: Fragment) -> None:

@@ -261,7 +261,7 @@ class Sequence(_OfMember):
         return len(next(iter(self.tokens.values()), ()))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Part(_OfMember):
     """Arrays and numbers that are attached to a member of an open group, or to a row.
 
@@ -311,6 +311,12 @@ class Part(_OfMember):
             raise InvalidRequestError(
                 "arrays", "must hold at least one array, or numbers one value"
             )
+
+    def _facts(self) -> list[str]:
+        return [
+            *(f"{name}={getattr(self, name)!r}" for name in ("group", "member", "name")),
+            *(f"{name}={value!r}" for name, value in self.numbers.items()),
+        ]
 
     def _arrays(self) -> dict[str, Tree]:
         return {"arrays": self.arrays, "tokens": self.tokens}
