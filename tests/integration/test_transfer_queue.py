@@ -468,9 +468,13 @@ def test_a_checkpoint_that_is_not_whole_is_refused_and_leaves_the_rows(
     put(partition, ["a"], x=torch.arange(1000).reshape(1, -1))
     tq.save_checkpoint(tmp_path)
     (rows,) = tmp_path.glob("rows-*.bin")
-    size_bytes = rows.stat().st_size
-    rows.write_bytes(rows.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=f"has {size_bytes - 1} bytes, not {size_bytes}"):
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=f"has {len(whole) - 1} bytes, not {len(whole)}"):
+        tq.load_checkpoint(tmp_path)
+    assert [*range(1000)] == tq.kv_batch_get("a", partition)["x"][0].tolist()
+    rows.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    with pytest.raises(breadbox.errors.PayloadCorruptError):
         tq.load_checkpoint(tmp_path)
     assert [*range(1000)] == tq.kv_batch_get("a", partition)["x"][0].tolist()
 

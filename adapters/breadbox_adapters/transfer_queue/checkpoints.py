@@ -70,7 +70,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
     Raises:
         FileNotFoundError: There is no checkpoint, or its file of rows is gone.
         ValueError: Its file of rows is not whole. No row was changed.
-        PayloadCorruptError: The file has changed since it was written.
+        PayloadCorruptError: The file has changed since it was written. No row was changed.
     """
     folder = Path(checkpoint_dir)
     about = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
@@ -78,6 +78,8 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != about["size_bytes"]:
             raise ValueError(f"{file.name} has {size_bytes} bytes, not {about['size_bytes']}")
+        for row in about["rows"]:
+            _arrays(file, row)  # All are read before one is dropped.
         runtime.start(_loaded(file, about["rows"])).result()
 
 
@@ -93,11 +95,16 @@ async def _loaded(file: Any, index: list[dict[str, Any]]) -> None:
         await client.attach([part for each in some for part in _parts(file, each)], replace=True)
 
 
-def _parts(file: Any, row: dict[str, Any]) -> Iterator[breadbox.Part]:
+def _arrays(file: Any, row: dict[str, Any]) -> dict[str, Any]:
     file.seek(row["offset"])
     stored = bytearray(row["size_bytes"])
     file.readinto(stored)
-    arrays, _ = decode_tree(stored)
+    arrays: dict[str, Any] = decode_tree(stored)[0]
+    return arrays
+
+
+def _parts(file: Any, row: dict[str, Any]) -> Iterator[breadbox.Part]:
+    arrays = _arrays(file, row)
     columns = {name: array for name, array in arrays.items() if not name.startswith(TASK)}
     yield from parts_of(row["group"], columns, row["numbers"])
     for name in arrays.keys() - columns.keys():
