@@ -45,13 +45,17 @@ class Breadbox:
 
 
 _lock = threading.Lock()
+_clients: dict[tuple[str, str], breadbox.Client] = {}
 _appenders: dict[str, breadbox.Appender] = {}
 """This process', by workload: the threads of a process share one, as its users have it."""
 
 
 class _Caller:
     def __init__(self, address: str, workload: str) -> None:
-        self._client = breadbox.connect(address, buffer=workload)
+        with _lock:
+            if (address, workload) not in _clients:
+                _clients[address, workload] = breadbox.connect(address, buffer=workload)
+            self._client = _clients[address, workload]
         self._workload = workload
         worker_id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._successive = numbered(WORKLOADS[workload](), worker_id)

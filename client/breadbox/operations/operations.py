@@ -64,6 +64,7 @@ from breadbox.operations.retry import (
     RetryPolicy,
     is_outage,
 )
+from breadbox.operations.sharing import TogetherError
 from breadbox.reading.batches import Batch, Stack, load_batch
 from breadbox.reading.parts import read_with_parts
 from breadbox.shared.outages import Outages
@@ -129,6 +130,8 @@ class Invoke:
 
     call: Call[Any]
     timeout_s: float
+    is_shared: bool = False
+    """True for an append that may go together with those of other callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +301,13 @@ def repeat(
     make_call: Callable[[float], Call[T]],
     policy: RetryPolicy | None = None,
     meanwhile: Callable[[Deadline], None] | None = None,
+    *,
+    is_shared: bool = False,
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
     `make_call` runs for every attempt; `meanwhile` during the first, and keeps its errors itself.
+    With `is_shared` the first goes together with those of other callers.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
     causes: deque[errors.ReplayBufferError] = deque(maxlen=len(context.route.addresses))
@@ -309,12 +315,16 @@ def repeat(
         now = context.now()
         call = make_call(now)
         calling = f"calling {call.method}"
-        effect: Effect = (invocation := Invoke(call, call.wait_s + budget.answer_s(now=now)))
+        invocation = Invoke(call, call.wait_s + budget.answer_s(now=now), is_shared)
+        effect: Effect = invocation
+        is_shared = False
         if meanwhile is not None:
             effect = Concurrently(invocation, RunBlocking(meanwhile, context.deadline()))
             meanwhile = None
         try:
             answer = yield effect
+        except TogetherError:
+            budget.attempts += 1
         except errors.ReplayBufferError as error:
             now = context.now()
             # A refusal is an answer too; ClosedError comes from this client, not from a server.
@@ -1018,6 +1028,8 @@ class _Appending:
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._failed: tuple[errors.StoreUnavailableError, float] | None = None
         self._sends_schemas = False
+        self._is_first = True
+        """True until it was announced."""
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
         self._losses: RetryBudget | None = None
@@ -1146,8 +1158,10 @@ class _Appending:
         """Announce once; return the delay before the next (or None) and what is still to send."""
         call, self._call = self._call or self._announcement_of(pending), None
         context = self._context
+        is_first, self._is_first = self._is_first, False
+        is_shared = is_first and meanwhile is None and len(self._fragments) <= AT_ONCE_COUNT_MAX
         reply, attempts = yield from repeat(
-            context, _always(call), context.append_policy, meanwhile
+            *(context, _always(call), context.append_policy, meanwhile), is_shared=is_shared
         )
         if len(reply.results) != len(pending):
             raise errors.InternalError(

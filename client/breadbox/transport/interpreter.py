@@ -9,6 +9,7 @@ import grpc
 
 from breadbox.model.errors import ClosedError, DeadlineExceededError, ReplayBufferError
 from breadbox.model.options import open_channel
+from breadbox.operations.calls import Call
 from breadbox.operations.operations import (
     Concurrently,
     Context,
@@ -18,6 +19,7 @@ from breadbox.operations.operations import (
     RunBlocking,
     Sleep,
 )
+from breadbox.operations.sharing import SharedCalls, Sharer
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
@@ -46,6 +48,7 @@ class Interpreter(ProcessBound):
 
         self._lines = Connections(addresses, open_line)
         self._metadata = context.options.metadata()
+        self._shared = SharedCalls(context.now)
         self._background = BackgroundRunner(self._perform, context.now)
 
     @property
@@ -94,6 +97,8 @@ class Interpreter(ProcessBound):
 
     def _perform(self, effect: Effect) -> Any:
         match effect:
+            case Invoke(call=call, timeout_s=timeout_s, is_shared=True):
+                return call.decode(self._send_together(call, timeout_s))
             case Invoke(call=call, timeout_s=timeout_s):
                 with self._line(call.method) as method:
                     response = method(call.request, timeout=timeout_s, metadata=self._metadata)
@@ -117,6 +122,29 @@ class Interpreter(ProcessBound):
                 raise
             response = future.result()
         return call.decode(response)
+
+    def _send_together(self, call: Call[Any], timeout_s: float) -> Any:
+        woken, shared = threading.Lock(), self._shared
+        woken.acquire()
+        own = Sharer(call, woken.release)
+        if wait_s := shared.enter(own):
+            try:
+                if not (woken.acquire(timeout=wait_s) or shared.leave(own)):
+                    woken.acquire()  # It is in a call, which ends, or leads.
+            except BaseException:
+                shared.leave(own)
+                raise
+        if own.answer is None:
+            outcome: Any = None
+            try:
+                request = shared.lead(own)
+                with self._line(call.method) as method:
+                    outcome = method(request, timeout=timeout_s, metadata=self._metadata)
+            except ReplayBufferError as error:
+                outcome = error
+            finally:
+                shared.end(own, outcome)
+        return own.result()
 
     @contextmanager
     def _line(self, method: str) -> Iterator[Any]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ from breadbox.operations.operations import (
     RunBlocking,
     Sleep,
 )
+from breadbox.operations.sharing import SharedCalls, Sharer
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores.deadline import Deadline
@@ -91,6 +92,7 @@ class Interpreter(ProcessBound):
 
         self._lines = Connections(addresses, open_line)
         self._metadata = context.options.metadata()
+        self._shared = SharedCalls(context.now)
         self._kept: set[asyncio.Task[None]] = set()
         self.closed = False
 
@@ -114,10 +116,13 @@ class Interpreter(ProcessBound):
             with contextlib.suppress(ClosedError):
                 await self.run(operation)
 
-        task = asyncio.get_running_loop().create_task(kept())
+        return BackgroundTask(self._keep(kept()))
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
-        return BackgroundTask(task)
+        return task
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation to its end."""
@@ -144,8 +149,10 @@ class Interpreter(ProcessBound):
 
     async def _perform(self, effect: Effect) -> Any:
         match effect:
+            case Invoke(call=call, timeout_s=timeout_s, is_shared=True):
+                return call.decode(await self._send_together(call, timeout_s))
             case Invoke(call=call, timeout_s=timeout_s):
-                return call.decode(await self._send(call, timeout_s))
+                return call.decode(await self._send(call.method, call.request, timeout_s))
             case Sleep(duration_s=duration_s):
                 return await asyncio.sleep(duration_s)
             case RunBlocking(function=function, deadline=deadline):
@@ -164,24 +171,55 @@ class Interpreter(ProcessBound):
         except ReplayBufferError as error:
             return error
 
-    async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+    async def _send_together(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        woken, shared = asyncio.Event(), self._shared
+        own = Sharer(call, woken.set)
+        if wait_s := shared.enter(own):
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await woken.wait()
+                if not (woken.is_set() or shared.leave(own)):
+                    await woken.wait()  # It is in a call, which ends, or leads.
+            except BaseException:
+                shared.leave(own)
+                raise
+        if own.answer is None:
+            request = shared.lead(own)
+            sending = self._lead(own, call.method, request, timeout_s)
+            if len(own.company) == 1:
+                await sending
+            else:  # A caller that goes away leaves the call to the others.
+                await asyncio.wait((self._keep(sending),))
+        return own.result()
+
+    async def _lead(self, own: Sharer, name: str, request: Any, timeout_s: float) -> None:
+        outcome: Any = None
+        try:
+            outcome = await self._send(name, request, timeout_s)
+        except ReplayBufferError as error:
+            outcome = error
+        finally:
+            self._shared.end(own, outcome)
+
+    async def _send(self, name: str, request: Any, timeout_s: float) -> Any:
         place = self.context.route.place
         line = self._lines.take(place)
-        method = getattr(line.stub, call.method)
+        method = getattr(line.stub, name)
         try:
-            return await method(call.request, timeout=timeout_s, metadata=self._metadata)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             translated = self.context.failed_call(place, error)
             if isinstance(translated, DeadlineExceededError):
                 self._lines.replace(place, line)
             raise translated from error
         except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
-            raise ClosedError(f"{call.method}: {error}") from error
+            raise ClosedError(f"{name}: {error}") from error
         except asyncio.CancelledError:
             # Closing the channel cancels its calls, without a cancellation of the task.
             task = asyncio.current_task()
             if self.closed and (task is None or not task.cancelling()):
-                raise ClosedError(f"{call.method}: the client was closed") from None
+                raise ClosedError(f"{name}: the client was closed") from None
             raise
         finally:
             if self._lines.give_back(line):

@@ -1,0 +1,192 @@
+"""Appends of one client that come while another is under way go together in the next call.
+
+A call costs client and server many times what a fragment does, so threads or tasks that append one
+by one at the same time share theirs. Who comes while nothing is under way is sent at once.
+
+Invariants:
+    H1  An announcement is in at most one call of this kind, and its caller is answered once.
+    H2  Nobody waits for a call of others that has been under way for `TOGETHER_S`.
+    H3  What is asked of one caller (to wait for room, to send it otherwise, to give up) is asked of
+        no other: a call of several waits for no room, and each of a refused one sends its own.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from google.protobuf.duration_pb2 import Duration
+
+from breadbox.model.errors import ReplayBufferError
+from breadbox.operations.calls import Call
+from breadbox.operations.retry import hint_s
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+
+TOGETHER_S: Final = 0.05
+"""Seconds after which a call under way is waited for no longer: many times what one takes, and
+little beside a wait for room."""
+CALLS_MAX: Final = 2
+"""Calls under way beside which another waits for company."""
+BESIDE_MAX: Final = 2
+"""Callers of the calls under way, beyond which another waits for company."""
+TOGETHER_COUNT_MAX: Final = 64
+"""Most announcements of one call."""
+TOGETHER_BYTES_MAX: Final = 256 * 2**10
+"""Bytes of a call beyond which it takes no further announcement."""
+
+
+class TogetherError(ReplayBufferError):
+    """A call of several callers was refused, or ended unheard: each repeats its own.
+
+    Never leaves a client.
+    """
+
+
+class Sharer:
+    """One caller's announcement, until it is answered."""
+
+    def __init__(self, call: Call[Any], wake: Callable[[], None]) -> None:
+        """Call *wake*, in any thread, once the announcement is answered, or is to lead."""
+        self.request = cast(pb.AppendFragmentsRequest, call.request)
+        first = self.request.fragments[0]
+        self.destination = (self.request.buffer, first.session_id)
+        self.size_bytes = self.request.ByteSize()
+        self.wake = wake
+        self.began_at = 0.0
+        """Time at which the call began that it leads."""
+        self.company: list[Sharer] = [self]
+        """Whose announcements are in the call that this one leads; itself first."""
+        self.answer: Any = None
+        """The server's response, or an error, or None before."""
+
+    def result(self) -> Any:
+        """Return the response; raise what is an error."""
+        if isinstance(self.answer, ReplayBufferError):
+            raise self.answer
+        return self.answer
+
+
+class SharedCalls:
+    """Which announcements wait for a call of others, and which go together. Thread-safe.
+
+    One that comes is sent at once beside a call of few callers: then the server has work while a
+    client prepares more, and judges both at once. What comes beside more waits for its turn.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._under_way: dict[tuple[str, str], list[Sharer]] = {}
+        """Whose calls are under way, in the order of their beginning, by buffer and session."""
+        self._waiting: dict[Sharer, None] = {}
+
+    def enter(self, sharer: Sharer) -> float:
+        """Return 0.0 if this one leads a call now, else for how long it waits to be woken."""
+        with self._lock:
+            under_way = self._under_way.get(sharer.destination, [])
+            if _is_enough(under_way):
+                left_s = under_way[-1].began_at + TOGETHER_S - self._now()
+                if left_s > 0:
+                    self._waiting[sharer] = None
+                    return left_s
+            self._begin(sharer)
+            return 0.0
+
+    def leave(self, sharer: Sharer) -> bool:
+        """Take one out that waits no longer; False if it is in a call, or leads one."""
+        with self._lock:
+            return self._waiting.pop(sharer, sharer) is None
+
+    def lead(self, sharer: Sharer) -> pb.AppendFragmentsRequest:
+        """Return what one sends that leads; with it goes what waits and has its destination."""
+        with self._lock:
+            if sharer in self._under_way.get(sharer.destination, ()):
+                self._take_company(sharer)  # What came since it was woken.
+            else:
+                self._begin(sharer)  # It has waited long enough.
+        return sharer.request if len(sharer.company) == 1 else _together(sharer.company)
+
+    def end(self, leader: Sharer, outcome: Any) -> None:
+        """Answer all of a call, by the response or the error, or None if neither came."""
+        for each, answer in zip(leader.company, _answers(leader.company, outcome), strict=True):
+            each.answer = answer
+        woken = leader.company[1:]
+        destination = leader.destination
+        with self._lock:
+            under_way = self._under_way[destination]
+            under_way.remove(leader)
+            if not under_way:
+                del self._under_way[destination]
+            if not _is_enough(under_way):
+                waiting = (each for each in self._waiting if each.destination == destination)
+                if (following := next(waiting, None)) is not None:
+                    del self._waiting[following]
+                    self._begin(following)
+                    woken.append(following)
+        for each in woken:
+            each.wake()
+
+    def _begin(self, sharer: Sharer) -> None:
+        self._under_way.setdefault(sharer.destination, []).append(sharer)
+        sharer.began_at = self._now()
+        self._take_company(sharer)
+
+    def _take_company(self, leader: Sharer) -> None:
+        company = leader.company
+        left_bytes = TOGETHER_BYTES_MAX - sum(each.size_bytes for each in company)
+        came = len(company)
+        for each in self._waiting:
+            if each.destination == leader.destination:
+                left_bytes -= each.size_bytes
+                if left_bytes < 0 or len(company) == TOGETHER_COUNT_MAX:
+                    break
+                company.append(each)
+        for each in company[came:]:
+            del self._waiting[each]
+
+
+def _is_enough(under_way: list[Sharer]) -> bool:
+    return len(under_way) >= CALLS_MAX or sum(len(each.company) for each in under_way) > BESIDE_MAX
+
+
+def _together(company: list[Sharer]) -> pb.AppendFragmentsRequest:
+    together = pb.AppendFragmentsRequest(buffer=company[0].request.buffer)
+    is_any_inline = any(each.request.payloads for each in company)
+    for each in company:
+        together.fragments.extend(each.request.fragments)
+        if is_any_inline:
+            together.payloads.extend(each.request.payloads or [b""] * len(each.request.fragments))
+    return together
+
+
+def _answers(company: list[Sharer], outcome: Any) -> list[Any]:
+    """Return each one's part of a response, or an error that each retries; else each repeats."""
+    if len(company) == 1 and outcome is not None:
+        return [outcome]
+    if isinstance(outcome, pb.AppendFragmentsResponse):
+        counts = [len(each.request.fragments) for each in company]
+        if len(outcome.results) == sum(counts):
+            results = iter(outcome.results)
+            return [_part(outcome, [next(results) for _ in range(count)]) for count in counts]
+    if isinstance(outcome, ReplayBufferError) and hint_s(outcome) is not None:
+        return [outcome, *(_alike(outcome) for _ in company[1:])]
+    return [TogetherError("is sent again, alone") for _ in company]
+
+
+def _part(
+    whole: pb.AppendFragmentsResponse, results: list[pb.AppendResult]
+) -> pb.AppendFragmentsResponse:
+    return pb.AppendFragmentsResponse(
+        results=results,
+        session_id=whole.session_id,
+        model_version=whole.model_version if whole.HasField("model_version") else None,
+        # At once: by itself it may wait for room.
+        retry_delay=Duration() if whole.HasField("retry_delay") else None,
+    )
+
+
+def _alike(error: ReplayBufferError) -> ReplayBufferError:
+    """Return an error of the same class, text and fields, with a traceback of its own."""
+    another = type(error).__new__(type(error))
+    another.args, another.__cause__ = error.args, error.__cause__
+    another.__dict__.update(error.__dict__)
+    return another

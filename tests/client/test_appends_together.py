@@ -1,0 +1,254 @@
+"""Appends of many threads or tasks that share a client, over a real channel."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from breadbox.model import errors, types
+from breadbox.stores import open_store
+from breadbox.v1 import fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from support.callers import Caller, make_caller
+from support.eventually import eventually
+from support.fake_service import FakeService, refuse
+from support.fragments import vector_fragment
+
+ADMITTED = types.AdmissionOutcome.ADMITTED
+FULL = fragment_pb2.ADMISSION_OUTCOME_BUFFER_FULL
+
+
+@pytest.fixture(autouse=True)
+def _inline(fake: FakeService, tmp_path: Path) -> None:
+    """Payloads travel with their fragments."""
+    open_store(f"file://{tmp_path}").close()
+    config = pb.GetStoreConfigResponse(
+        store_url=f"file://{tmp_path}",
+        unannounced_duration=Duration(seconds=600),
+        inline_size_bytes_max=2**16,
+    )
+    fake.will("GetStoreConfig", *[config] * 20)
+
+
+class Held:
+    """Answers calls when the test says so; admits everything then."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        """Answer what waits, and all that comes."""
+        self._open.set()
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> pb.AppendFragmentsResponse:
+        context.add_callback(self._open.set)
+        assert self._open.wait(30)
+        return admit_all(request, context)
+
+
+def admit_all(request: Any, context: grpc.ServicerContext) -> pb.AppendFragmentsResponse:
+    del context
+    admitted = pb.AppendResult(outcome=fragment_pb2.ADMISSION_OUTCOME_ADMITTED)
+    return pb.AppendFragmentsResponse(results=[admitted] * len(request.fragments))
+
+
+def workers(fake: FakeService) -> list[list[str]]:
+    """Whose fragments arrived, by call."""
+    requests = fake.requests("AppendFragments")
+    return [sorted(each.worker_id for each in request.fragments) for request in requests]
+
+
+def append(caller: Caller, worker_id: str, buffer: str = "b") -> "asyncio.Task[Any]":
+    """Begin to append in a thread or task of its own."""
+    fragment = vector_fragment(0, worker_id=worker_id)
+    call = caller.call("append", fragment, buffer=buffer)
+    return asyncio.get_running_loop().create_task(call)
+
+
+async def busy(caller: Caller, fake: FakeService, held: Held) -> "list[asyncio.Task[Any]]":
+    """Two calls that the server holds."""
+    fake.will("AppendFragments", held, held)
+    await caller.call("list_buffers")  # Connected.
+    first = [append(caller, "first"), append(caller, "second")]
+    await eventually(lambda: len(workers(fake)) == 2)
+    return first
+
+
+@pytest.fixture(autouse=True)
+def _long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine sends nothing beside before a test has all that is to go together."""
+    monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 20.0)
+
+
+def waiting(caller: Caller) -> int:
+    """How many wait to go together."""
+    return len(caller.client._interpreter._shared._waiting)  # noqa: SLF001 - not seen elsewhere
+
+
+async def beside(caller: Caller, names: "list[str]") -> "list[asyncio.Task[Any]]":
+    """Callers that wait to go together, in this order."""
+    begun = []
+    for count, name in enumerate(names, start=1):
+        begun.append(append(caller, name))
+        await eventually(lambda: waiting(caller) == count)  # noqa: B023 - awaited here
+    return begun
+
+
+async def test_those_that_come_beside_calls_under_way_go_in_one(
+    caller: Caller, fake: FakeService
+) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", admit_all)
+    later = await beside(caller, ["a", "b", "c", "d"])
+    held.open()
+    results = [await each for each in (*first, *later)]
+    assert [result.outcome for result in results] == [ADMITTED] * 6
+    assert workers(fake) == [["first"], ["second"], ["a", "b", "c", "d"]] or workers(fake) == [
+        *(["second"], ["first"], ["a", "b", "c", "d"])
+    ]
+    (_, _, together) = fake.requests("AppendFragments")
+    assert all(together.payloads)
+    assert not together.HasField("max_wait")
+
+
+async def test_a_refusal_that_may_concern_one_is_raised_to_that_one_alone(
+    caller: Caller, fake: FakeService
+) -> None:
+    def refuse_b(request: Any, context: grpc.ServicerContext) -> Any:
+        if any(each.worker_id == "b" for each in request.fragments):
+            return refuse(
+                grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", text="b is not a worker"
+            )(request, context)
+        return admit_all(request, context)
+
+    held = Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", *[refuse_b] * 9)
+    later = await beside(caller, ["a", "b", "c"])
+    held.open()
+    await asyncio.wait([*first, *later])
+    a, b, c = later
+    assert [(await a).outcome, (await c).outcome] == [ADMITTED] * 2
+    with pytest.raises(errors.InvalidRequestError):
+        await b
+    assert workers(fake)[2] == ["a", "b", "c"]
+    assert sorted(workers(fake)[3:]) == [["a"], ["b"], ["c"]]
+
+
+async def test_those_without_room_come_again_each_by_itself_and_wait_at_the_server(
+    caller: Caller, fake: FakeService
+) -> None:
+    def full_for_b(request: Any, context: grpc.ServicerContext) -> pb.AppendFragmentsResponse:
+        answer = admit_all(request, context)
+        for position, each in enumerate(request.fragments):
+            if each.worker_id == "b":
+                answer.results[position].outcome = FULL
+        answer.retry_delay.seconds = 60
+        return answer
+
+    held = Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", full_for_b, admit_all)
+    later = await beside(caller, ["a", "b", "c"])
+    held.open()
+    results = [await each for each in (*first, *later)]
+    assert [result.outcome for result in results] == [ADMITTED] * 5
+    assert workers(fake)[2:] == [["a", "b", "c"], ["b"]]
+    assert fake.requests("AppendFragments")[-1].max_wait.ToNanoseconds() > 0
+
+
+async def test_an_outage_is_retried_by_each(caller: Caller, fake: FakeService) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", refuse(grpc.StatusCode.UNAVAILABLE), *[admit_all] * 3)
+    later = await beside(caller, ["a", "b", "c"])
+    held.open()
+    results = [await each for each in (*first, *later)]
+    assert [result.outcome for result in results] == [ADMITTED] * 5
+    assert sorted(workers(fake)[3:]) == [["a"], ["b"], ["c"]]
+
+
+async def test_another_buffer_is_not_waited_for(caller: Caller, fake: FakeService) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", admit_all)
+    assert (await append(caller, "elsewhere", buffer="c")).outcome is ADMITTED
+    held.open()
+    for each in first:
+        await each
+
+
+async def test_a_silent_call_is_not_waited_for(
+    caller: Caller, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 0.01)
+    fake.will("AppendFragments", *[admit_all] * 3)
+    for name in ("a", "b", "c"):
+        assert (await append(caller, name)).outcome is ADMITTED
+    held.open()
+    for each in first:
+        await each
+
+
+async def test_closing_ends_all_that_waits_and_all_that_goes_together(
+    caller: Caller, fake: FakeService
+) -> None:
+    held, together = Held(), Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", together)
+    later = await beside(caller, ["a", "b", "c"])
+    held.open()
+    await asyncio.wait(first)
+    await eventually(lambda: len(workers(fake)) == 3)
+    more = append(caller, "d")
+    await eventually(lambda: waiting(caller) == 1)
+    await caller.call("close")
+    for each in (*later, more):
+        async with asyncio.timeout(20):
+            with pytest.raises(errors.ClosedError):
+                await each
+
+
+@pytest.mark.parametrize("which", ["leads", "goes along", "waits"])
+async def test_a_task_that_is_cancelled_takes_nothing_from_the_others(
+    address: str, fake: FakeService, which: str
+) -> None:
+    held, together = Held(), Held()
+    async with make_caller("asyncio", address) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", together, admit_all)
+        later = await beside(caller, ["a", "b", "c"])
+        if which != "waits":
+            held.open()
+            await asyncio.wait(first)
+            await eventually(lambda: len(workers(fake)) == 3)
+        gone = later.pop(0 if which == "leads" else 1)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        held.open()
+        together.open()
+        results = [await each for each in (*first, *later)]
+        assert [result.outcome for result in results] == [ADMITTED] * 4
+        expected = ["a", "c"] if which == "waits" else ["a", "b", "c"]
+        assert workers(fake)[2:] == [expected]
+        assert (await append(caller, "after")).outcome is ADMITTED
+
+
+async def test_of_a_group_nothing_goes_together(caller: Caller, fake: FakeService) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    fake.will("AppendFragments", admit_all)
+    group = [vector_fragment(index, worker_id="group") for index in range(5)]
+    await caller.call("append_many", group, buffer="b")
+    assert workers(fake)[2] == ["group"] * 5
+    held.open()
+    for each in first:
+        await each
