@@ -137,16 +137,39 @@ def test_an_append_alone_is_answered_before_any_time_has_passed() -> None:
 def test_a_fetch_is_granted_while_appends_still_gather() -> None:
     async def play() -> tuple[bool, list[int]]:
         async with world() as it:
-            await it.append(0)
+            await asyncio.wait([it.append(0), it.append(20)])
+            before = list(it.custodian.confirm_trips)
             fetching, calls = it.fetch(0), []
             for worker in range(1, 20):
                 calls.append(it.append(worker))
                 await passes(PASSES - 1)
-            outcome = (fetching.done(), list(it.custodian.confirm_trips))
+            outcome = (fetching.done(), it.custodian.confirm_trips[len(before) :])
             await asyncio.wait(calls)
             return outcome
 
-    assert (True, [1]) == run_simulated(play())
+    assert (True, []) == run_simulated(play())
+
+
+def test_after_one_that_came_alone_the_next_waits_for_one_pass_and_takes_what_came_meanwhile() -> (
+    None
+):
+    async def play() -> tuple[int, list[int]]:
+        async with world() as it:
+            await it.append(0)
+            await it.append(1)
+            before = len(it.custodian.confirm_trips)
+            count, alone = 0, it.append(2)
+            while not it.custodian.confirm_trips[before:]:
+                await passes(1)
+                count += 1
+            await alone
+            first, second = it.append(3), it.append(4)
+            await asyncio.wait([first, second])
+            return count, it.custodian.confirm_trips[before:]
+
+    count, trips = run_simulated(play())
+    assert [1, 2] == trips
+    assert count < PASSES
 
 
 def test_fetches_of_successive_passes_share_one_turn() -> None:

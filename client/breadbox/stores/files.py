@@ -587,14 +587,14 @@ class FileCustodian:
         if custody is None or not custody.epoch:
             return
         with _translated_errors():
-            make_private_directory(self._directory.journals)
-            path = self._directory.journals / custody.journal
+            path = f"{self._directory.journals}/{custody.journal}"
             known = ""
             with suppress(FileNotFoundError), open(path, opener=opener) as file:
                 known = file.read().strip()
             if known.isdigit() and int(known) > custody.epoch:
                 raise StoreTakenError
             if known != str(custody.epoch):
+                make_private_directory(self._directory.journals)
                 # In place and of one length, so that it takes no room the second time.
                 # "w" does not truncate: the opener leaves that out.
                 with (

@@ -208,12 +208,9 @@ class AppendQueue:
         started_at = self._clock.now()
         taken = self._take_slice()
         # A payload too large to be inline is answered as one that is not in the store.
-        items = [
-            item
-            for offer in taken.offers
-            for item in offer.items
-            if len(item.body) <= self._inline_size_bytes_max
-        ]
+        inline_max = self._inline_size_bytes_max
+        items = [x for offer in taken.offers for x in offer.items if len(x.body) <= inline_max]
+        self.precedence.gathering.was_shared = len(taken.offers) > 1
         await self._trips.ask(items)
         for offer in taken.offers:
             pending = offer.pending

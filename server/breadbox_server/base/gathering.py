@@ -15,16 +15,18 @@ class Gathering:
 
     def __init__(self) -> None:
         self._passes_left = 0
+        self.was_shared = True
+        """Whether the latest trip served several; the owner says so."""
 
     def arrived(self) -> None:
         """Take note of an arrival, which others may follow."""
         self._passes_left = PASSES
 
     async def wait(self) -> None:
-        """Return once nothing has arrived for `PASSES`; for a lone caller that takes no time."""
+        """Return once nothing has arrived for `PASSES`, or for one pass after a trip for one."""
         now = asyncio.get_running_loop().time
         ends_at = now() + GATHER_S
-        self.arrived()
+        self._passes_left = PASSES if self.was_shared else 1
         while self._passes_left and now() < ends_at:
             self._passes_left -= 1
             await asyncio.sleep(0)

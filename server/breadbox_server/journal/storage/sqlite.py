@@ -109,7 +109,7 @@ class SqliteArchive:
         except OSError as error:
             lock.close()
             _, other = _read_owner(self._connection)
-            raise JournalHeldError(other, None) from error
+            raise JournalHeldError(Holder.from_text(other), None) from error
         self._lock = lock
         owner, _ = _read_owner(self._connection)
         epoch, _, journal = owner_from_text(owner)
@@ -315,7 +315,9 @@ class SqliteWriter:
             return
         epoch, token, _ = owner_from_text(text)
         if epoch >= self.claim.epoch and token != self.claim.holder.token:
-            raise JournalTakenError(f"another server ({holder.shown}) took the journal")
+            raise JournalTakenError(
+                f"another server ({Holder.from_text(holder).shown}) took the journal"
+            )
         raise JournalLostError(f"{self._directory / FILE_NAME} is older than it was")
 
     async def renew(self, sequence: int) -> str:
@@ -498,10 +500,10 @@ def _means_full(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in FULL_ERRNOS
 
 
-def _read_owner(connection: sqlite3.Connection) -> tuple[str, Holder]:
+def _read_owner(connection: sqlite3.Connection) -> tuple[str, str]:
     with _translated_errors():
         row = connection.execute("SELECT claim, holder FROM owner").fetchone()
-    return (row[0], Holder.from_text(row[1])) if row else ("", Holder(""))
+    return row or ("", "")
 
 
 def _write_owner(connection: sqlite3.Connection, claim: Claim) -> None:
