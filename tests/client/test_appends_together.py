@@ -252,3 +252,21 @@ async def test_of_a_group_nothing_goes_together(caller: Caller, fake: FakeServic
     held.open()
     for each in first:
         await each
+
+
+async def test_an_origin_that_was_not_told_yet_is_told_beside_other_calls_too(
+    caller: Caller, fake: FakeService
+) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    caller.client.declare_origin({"wrappers": "none"})
+    fake.will("AppendFragments", *[admit_all] * 3)
+    later = [append(caller, name) for name in ("a", "b", "c")]
+    await eventually(lambda: len(workers(fake)) + waiting(caller) == 5)
+    held.open()
+    for each in (*first, *later):
+        await each
+    told = [each.schemas[0].origin for each in fake.requests("AppendFragments")[2:] if each.schemas]
+    assert told
+    assert len(told) == len(workers(fake)) - 2
+    assert all(each == {"wrappers": "none"} for each in told)
