@@ -1,6 +1,7 @@
 """Appends of many threads or tasks that share a client, over a real channel."""
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,56 @@ async def test_an_origin_that_was_not_told_yet_is_told_beside_other_calls_too(
     assert told
     assert len(told) == len(workers(fake)) - 2
     assert all(each == {"wrappers": "none"} for each in told)
+
+
+async def test_a_task_that_is_cancelled_when_it_is_to_lead_leaves_the_others_to_themselves(
+    address: str, fake: FakeService
+) -> None:
+    held = Held()
+    async with make_caller("asyncio", address) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", *[admit_all] * 5)
+        later = await beside(caller, ["a", "b", "c"])
+        shared = caller.client._interpreter._shared  # noqa: SLF001 - not seen elsewhere
+        leader, end = later[0], shared.end
+
+        def end_and_cancel(*arguments: Any) -> None:
+            end(*arguments)
+            leader.cancel()  # Before it runs again.
+
+        shared.end = end_and_cancel
+        held.open()
+        async with asyncio.timeout(20):
+            with pytest.raises(asyncio.CancelledError):
+                await leader
+            results = [await each for each in (*first, *later[1:])]
+        assert [result.outcome for result in results] == [ADMITTED] * 4
+        assert (await append(caller, "after")).outcome is ADMITTED
+
+
+async def test_closing_ends_a_call_of_several_that_has_just_begun(
+    address: str, fake: FakeService
+) -> None:
+    held = Held()
+    async with make_caller("asyncio", address) as caller:
+        first = await busy(caller, fake, held)
+        later = await beside(caller, ["a", "b", "c"])
+        interpreter = caller.client._interpreter  # noqa: SLF001 - not seen elsewhere
+        keep, closing = interpreter._keep, []  # noqa: SLF001
+
+        def keep_and_close(coroutine: Any) -> Any:
+            kept = keep(coroutine)
+            interpreter._keep = keep  # noqa: SLF001
+            kept.cancel()  # As closing does, before it runs.
+            closing.append(asyncio.get_running_loop().create_task(caller.call("close")))
+            return kept
+
+        interpreter._keep = keep_and_close  # noqa: SLF001
+        held.open()
+        for each in later:
+            async with asyncio.timeout(20):
+                with pytest.raises(errors.ClosedError):
+                    await each
+        for each in (*first, *closing):
+            with contextlib.suppress(errors.ClosedError):
+                await each

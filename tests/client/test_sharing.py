@@ -306,6 +306,29 @@ def test_one_alone_gets_its_refusal(world: World) -> None:
     assert raised.value is refusal
 
 
+def test_what_one_that_goes_away_was_to_lead_each_of_the_others_sends_alone(world: World) -> None:
+    first, second = world.busy()
+    gone, other = world.waiting(0), world.waiting(1)
+    world.shared.end(first, judged(first.request))
+    assert world.woken == [gone]
+    world.shared.end(gone, None)
+    world.shared.end(gone, None)
+    assert world.woken == [gone, other]
+    with pytest.raises(TogetherError):
+        other.result()
+    world.shared.end(second, judged(second.request))
+    world.busy()
+
+
+def test_one_that_goes_away_waits_no_longer(world: World) -> None:
+    first, _ = world.busy()
+    gone, stays = world.waiting(0), world.waiting(1)
+    world.shared.end(gone, None)
+    world.shared.end(first, judged(first.request))
+    assert world.woken == [stays]
+    assert indexes(world.shared.lead(stays)) == [1]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_comes_and_ends_in_whatever_order_all_are_sent_once_and_hear_of_their_own(
     seed: int,

@@ -106,11 +106,19 @@ class SharedCalls:
         return sharer.request if len(sharer.company) == 1 else _together(sharer.company)
 
     def end(self, leader: Sharer, outcome: Any) -> None:
-        """Answer all of a call, by the response or the error, or None if neither came."""
-        for each, answer in zip(leader.company, _answers(leader.company, outcome), strict=True):
-            each.answer = answer
-        woken = leader.company[1:]
+        """Answer all of a call, by the response or the error, or None if neither came. Idempotent.
+
+        One that leads none, and goes away, waits no longer.
+        """
         destination = leader.destination
+        with self._lock:
+            self._waiting.pop(leader, None)
+            if leader not in self._under_way.get(destination, ()):
+                return
+        company = leader.company
+        for each, answer in zip(company, _answers(company, outcome), strict=True):
+            each.answer = answer
+        woken = company[1:]
         with self._lock:
             under_way = self._under_way[destination]
             under_way.remove(leader)

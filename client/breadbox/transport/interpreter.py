@@ -127,23 +127,19 @@ class Interpreter(ProcessBound):
         woken, shared = threading.Lock(), self._shared
         woken.acquire()
         own = Sharer(call, woken.release)
-        if wait_s := shared.enter(own):
-            try:
-                if not (woken.acquire(timeout=wait_s) or shared.leave(own)):
-                    woken.acquire()  # It is in a call, which ends, or leads.
-            except BaseException:
-                shared.leave(own)
-                raise
-        if own.answer is None:
-            outcome: Any = None
-            try:
+        outcome: Any = None
+        try:
+            wait_s = shared.enter(own)
+            if wait_s and not (woken.acquire(timeout=wait_s) or shared.leave(own)):
+                woken.acquire()  # It is in a call, which ends, or leads.
+            if own.answer is None:
                 request = shared.lead(own)
                 with self._line(call.method) as method:
                     outcome = method(request, timeout=timeout_s, metadata=self._metadata)
-            except ReplayBufferError as error:
-                outcome = error
-            finally:
-                shared.end(own, outcome)
+        except ReplayBufferError as error:
+            outcome = error
+        finally:  # Also of one that goes away when it is to lead.
+            shared.end(own, outcome)
         return own.result()
 
     @contextmanager
