@@ -1,6 +1,8 @@
 """Which appends of a client go together: decided without calls, threads or time (H1 to H3)."""
 
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -327,6 +329,20 @@ def test_one_that_goes_away_waits_no_longer(world: World) -> None:
     world.shared.end(first, judged(first.request))
     assert world.woken == [stays]
     assert indexes(world.shared.lead(stays)) == [1]
+
+
+def test_what_was_sent_is_free_at_once_also_where_nothing_looks_for_cycles(world: World) -> None:
+    request = world.announcement(0).request
+    gc.disable()
+    try:
+        own = Sharer(Call("AppendFragments", request, lambda answer: answer), lambda: None)
+        assert world.shared.enter(own) == 0.0
+        world.shared.end(own, judged(world.shared.lead(own)))
+        freed = weakref.ref(own)
+        del own
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("seed", range(20))

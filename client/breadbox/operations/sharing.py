@@ -53,8 +53,9 @@ class Sharer:
         self.wake = wake
         self.began_at = 0.0
         """Time at which the call began that it leads."""
-        self.company: list[Sharer] = [self]
-        """Whose announcements are in the call that this one leads; itself first."""
+        self.company: list[Sharer] = []
+        """Whose announcements are in the call that this one leads; itself first. Empty before and
+        after it: no cycle, so that its memory is free at once."""
         self.answer: Any = None
         """The server's response, or an error, or None before."""
 
@@ -120,6 +121,7 @@ class SharedCalls:
             each.answer = answer
         woken = company[1:]
         with self._lock:
+            leader.company = []
             under_way = self._under_way[destination]
             under_way.remove(leader)
             if not under_way:
@@ -135,6 +137,7 @@ class SharedCalls:
 
     def _begin(self, sharer: Sharer) -> None:
         self._under_way.setdefault(sharer.destination, []).append(sharer)
+        sharer.company = [sharer]
         sharer.began_at = self._now()
         self._take_company(sharer)
 
