@@ -14,7 +14,7 @@ from breadbox.model import errors, types
 from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from support.callers import Caller, make_caller
+from support.callers import KINDS, Caller, make_caller
 from support.eventually import eventually
 from support.fake_service import FakeService, refuse
 from support.fragments import vector_fragment
@@ -271,6 +271,21 @@ async def test_an_origin_that_was_not_told_yet_is_told_beside_other_calls_too(
     assert told
     assert len(told) == len(workers(fake)) - 2
     assert all(each == {"wrappers": "none"} for each in told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_that_waits_for_room_for_less_than_a_moment_does_not_wait_for_company(
+    kind: str, address: str, fake: FakeService
+) -> None:
+    held = Held()
+    async with make_caller(kind, address, append_wait_s=0.2) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", admit_all)
+        assert (await append(caller, "a")).outcome is ADMITTED
+        assert fake.requests("AppendFragments")[-1].max_wait.ToNanoseconds() > 0
+        held.open()
+        for each in first:
+            await each
 
 
 async def test_a_task_that_is_cancelled_when_it_is_to_lead_leaves_the_others_to_themselves(

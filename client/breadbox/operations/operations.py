@@ -64,7 +64,7 @@ from breadbox.operations.retry import (
     RetryPolicy,
     is_outage,
 )
-from breadbox.operations.sharing import TogetherError
+from breadbox.operations.sharing import TOGETHER_S, TogetherError
 from breadbox.reading.batches import Batch, Stack, load_batch
 from breadbox.reading.parts import read_with_parts
 from breadbox.shared.outages import Outages
@@ -87,6 +87,9 @@ APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
 AT_ONCE_COUNT_MAX = 4
 """Most small fragments that the calling thread encodes itself, in some 20 µs each."""
+SHARING_WAIT_S = 10 * TOGETHER_S
+"""Shortest `append_wait_s` of an append that waits for company: a shorter one might pass in that,
+before the append has a position in the queue for room."""
 INLINE_REQUEST_BYTES_MAX = 768 * 2**10
 """Bytes of inline payloads in one call: with all schemas it is under the 2 MiB that the server
 accepts."""
@@ -1159,6 +1162,7 @@ class _Appending:
         is_first, self._is_first = self._is_first, False
         is_shared = is_first and meanwhile is None and len(self._fragments) <= AT_ONCE_COUNT_MAX
         is_shared = is_shared and not self._tells_origin(pending)  # Which goes with its schema.
+        is_shared = is_shared and not 0 < context.options.append_wait_s < SHARING_WAIT_S
         reply, attempts = yield from repeat(
             *(context, _always(call), context.append_policy, meanwhile), is_shared=is_shared
         )
