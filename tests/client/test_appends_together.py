@@ -313,6 +313,35 @@ async def test_a_task_that_is_cancelled_when_it_is_to_lead_leaves_the_others_to_
         assert (await append(caller, "after")).outcome is ADMITTED
 
 
+async def test_one_whose_leader_is_interrupted_when_it_is_to_say_so_is_sent_alone(
+    address: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupted(*arguments: Any) -> None:
+        shared.end = end
+        raise Interrupted
+
+    monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 2.0)
+    held, together = Held(), Held()
+    async with make_caller("blocking", address, deadline_s=0.5) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", together, admit_all)
+        leader, other = await beside(caller, ["a", "b"])
+        held.open()
+        await asyncio.wait(first)
+        await eventually(lambda: len(workers(fake)) == 3)
+        shared = caller.client._interpreter._shared  # noqa: SLF001 - not seen elsewhere
+        end, shared.end = shared.end, interrupted
+        together.open()
+        with pytest.raises(Interrupted):
+            await leader
+        async with asyncio.timeout(20):
+            assert (await other).outcome is ADMITTED
+        assert workers(fake)[2:] == [["a", "b"], ["b"]]
+
+
 async def test_closing_ends_a_call_of_several_that_has_just_begun(
     address: str, fake: FakeService
 ) -> None:

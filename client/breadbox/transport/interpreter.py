@@ -19,13 +19,16 @@ from breadbox.operations.operations import (
     RunBlocking,
     Sleep,
 )
-from breadbox.operations.sharing import SharedCalls, Sharer
+from breadbox.operations.sharing import SharedCalls, Sharer, TogetherError
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.wire.connections import Connections, Line
 
 T = TypeVar("T")
+
+INTERRUPTED_S = 1.0
+"""Seconds beyond a call's own time after which those that share it believe it ended unheard."""
 
 
 class Interpreter(ProcessBound):
@@ -130,8 +133,14 @@ class Interpreter(ProcessBound):
         outcome: Any = None
         try:
             wait_s = shared.enter(own)
-            if wait_s and not (woken.acquire(timeout=wait_s) or shared.leave(own)):
-                woken.acquire()  # It is in a call, which ends, or leads.
+            is_left = wait_s > 0 and not (
+                woken.acquire(timeout=wait_s)
+                or shared.leave(own)
+                # It is in a call, which ends, or leads; but who was to say so may be interrupted.
+                or woken.acquire(timeout=min(timeout_s + INTERRUPTED_S, threading.TIMEOUT_MAX))
+            )
+            if is_left and own.answer is None:
+                own.answer = TogetherError("is sent again, alone")
             if own.answer is None:
                 request = shared.lead(own)
                 with self._line(call.method) as method:
