@@ -1163,6 +1163,8 @@ class _Appending:
         is_shared = is_first and meanwhile is None and len(self._fragments) <= AT_ONCE_COUNT_MAX
         is_shared = is_shared and not self._tells_origin(pending)  # Which goes with its schema.
         is_shared = is_shared and not 0 < context.options.append_wait_s < SHARING_WAIT_S
+        # Of parts those before a wrong one are attached, and DUPLICATE when they are sent again.
+        is_shared = is_shared and not isinstance(self._fragments[0], Part)
         reply, attempts = yield from repeat(
             *(context, _always(call), context.append_policy, meanwhile), is_shared=is_shared
         )
