@@ -1,6 +1,7 @@
 """Appends of many threads or tasks that share a client, over a real channel."""
 
 import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from breadbox.model import errors, types
 from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from support.callers import Caller, make_caller
+from support.callers import KINDS, Caller, make_caller
 from support.eventually import eventually
 from support.fake_service import FakeService, refuse
 from support.fragments import vector_fragment
@@ -252,3 +253,118 @@ async def test_of_a_group_nothing_goes_together(caller: Caller, fake: FakeServic
     held.open()
     for each in first:
         await each
+
+
+async def test_an_origin_that_was_not_told_yet_is_told_beside_other_calls_too(
+    caller: Caller, fake: FakeService
+) -> None:
+    held = Held()
+    first = await busy(caller, fake, held)
+    caller.client.declare_origin({"wrappers": "none"})
+    fake.will("AppendFragments", *[admit_all] * 3)
+    later = [append(caller, name) for name in ("a", "b", "c")]
+    await eventually(lambda: len(workers(fake)) + waiting(caller) == 5)
+    held.open()
+    for each in (*first, *later):
+        await each
+    told = [each.schemas[0].origin for each in fake.requests("AppendFragments")[2:] if each.schemas]
+    assert told
+    assert len(told) == len(workers(fake)) - 2
+    assert all(each == {"wrappers": "none"} for each in told)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_one_that_waits_for_room_for_less_than_a_moment_does_not_wait_for_company(
+    kind: str, address: str, fake: FakeService
+) -> None:
+    held = Held()
+    async with make_caller(kind, address, append_wait_s=0.2) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", admit_all)
+        assert (await append(caller, "a")).outcome is ADMITTED
+        assert fake.requests("AppendFragments")[-1].max_wait.ToNanoseconds() > 0
+        held.open()
+        for each in first:
+            await each
+
+
+async def test_a_task_that_is_cancelled_when_it_is_to_lead_leaves_the_others_to_themselves(
+    address: str, fake: FakeService
+) -> None:
+    held = Held()
+    async with make_caller("asyncio", address) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", *[admit_all] * 5)
+        later = await beside(caller, ["a", "b", "c"])
+        shared = caller.client._interpreter._shared  # noqa: SLF001 - not seen elsewhere
+        leader, end = later[0], shared.end
+
+        def end_and_cancel(*arguments: Any) -> None:
+            end(*arguments)
+            leader.cancel()  # Before it runs again.
+
+        shared.end = end_and_cancel
+        held.open()
+        async with asyncio.timeout(20):
+            with pytest.raises(asyncio.CancelledError):
+                await leader
+            results = [await each for each in (*first, *later[1:])]
+        assert [result.outcome for result in results] == [ADMITTED] * 4
+        assert (await append(caller, "after")).outcome is ADMITTED
+
+
+async def test_one_whose_leader_is_interrupted_when_it_is_to_say_so_is_sent_alone(
+    address: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupted(*arguments: Any) -> None:
+        shared.end = end
+        raise Interrupted
+
+    monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 2.0)
+    held, together = Held(), Held()
+    async with make_caller("blocking", address, deadline_s=0.5) as caller:
+        first = await busy(caller, fake, held)
+        fake.will("AppendFragments", together, admit_all)
+        leader, other = await beside(caller, ["a", "b"])
+        held.open()
+        await asyncio.wait(first)
+        await eventually(lambda: len(workers(fake)) == 3)
+        shared = caller.client._interpreter._shared  # noqa: SLF001 - not seen elsewhere
+        end, shared.end = shared.end, interrupted
+        together.open()
+        with pytest.raises(Interrupted):
+            await leader
+        async with asyncio.timeout(20):
+            assert (await other).outcome is ADMITTED
+        assert workers(fake)[2:] == [["a", "b"], ["b"]]
+
+
+async def test_closing_ends_a_call_of_several_that_has_just_begun(
+    address: str, fake: FakeService
+) -> None:
+    held = Held()
+    async with make_caller("asyncio", address) as caller:
+        first = await busy(caller, fake, held)
+        later = await beside(caller, ["a", "b", "c"])
+        interpreter = caller.client._interpreter  # noqa: SLF001 - not seen elsewhere
+        keep, closing = interpreter._keep, []  # noqa: SLF001
+
+        def keep_and_close(coroutine: Any) -> Any:
+            kept = keep(coroutine)
+            interpreter._keep = keep  # noqa: SLF001
+            kept.cancel()  # As closing does, before it runs.
+            closing.append(asyncio.get_running_loop().create_task(caller.call("close")))
+            return kept
+
+        interpreter._keep = keep_and_close  # noqa: SLF001
+        held.open()
+        for each in later:
+            async with asyncio.timeout(20):
+                with pytest.raises(errors.ClosedError):
+                    await each
+        for each in (*first, *closing):
+            with contextlib.suppress(errors.ClosedError):
+                await each

@@ -1,6 +1,8 @@
 """Which appends of a client go together: decided without calls, threads or time (H1 to H3)."""
 
+import gc
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -304,6 +306,43 @@ def test_one_alone_gets_its_refusal(world: World) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         own.result()
     assert raised.value is refusal
+
+
+def test_what_one_that_goes_away_was_to_lead_each_of_the_others_sends_alone(world: World) -> None:
+    first, second = world.busy()
+    gone, other = world.waiting(0), world.waiting(1)
+    world.shared.end(first, judged(first.request))
+    assert world.woken == [gone]
+    world.shared.end(gone, None)
+    world.shared.end(gone, None)
+    assert world.woken == [gone, other]
+    with pytest.raises(TogetherError):
+        other.result()
+    world.shared.end(second, judged(second.request))
+    world.busy()
+
+
+def test_one_that_goes_away_waits_no_longer(world: World) -> None:
+    first, _ = world.busy()
+    gone, stays = world.waiting(0), world.waiting(1)
+    world.shared.end(gone, None)
+    world.shared.end(first, judged(first.request))
+    assert world.woken == [stays]
+    assert indexes(world.shared.lead(stays)) == [1]
+
+
+def test_what_was_sent_is_free_at_once_also_where_nothing_looks_for_cycles(world: World) -> None:
+    request = world.announcement(0).request
+    gc.disable()
+    try:
+        own = Sharer(Call("AppendFragments", request, lambda answer: answer), lambda: None)
+        assert world.shared.enter(own) == 0.0
+        world.shared.end(own, judged(world.shared.lead(own)))
+        freed = weakref.ref(own)
+        del own
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("seed", range(20))

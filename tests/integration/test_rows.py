@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,27 @@ def test_asyncio_clients_do_the_same(server: ServerProcess, client: breadbox.Cli
             return rows
 
     assert [len(row["ids"]) for row in asyncio.run(work())] == [3, 2]  # type: ignore[arg-type]
+
+
+def test_threads_beside_one_whose_parts_are_refused_hear_that_theirs_are_attached(
+    client: breadbox.Client,
+) -> None:
+    parts_max = 64
+    client.attach(
+        breadbox.Part("full", 0, f"p{each}", {"ids": np.arange(3)}) for each in range(parts_max)
+    )
+
+    def attach(thread: int) -> set[breadbox.AdmissionOutcome]:
+        if thread == 0:
+            for _ in range(100):
+                with pytest.raises(InvalidRequestError):
+                    client.attach(breadbox.Part("full", 0, "more", {"ids": np.arange(3)}))
+            return set()
+        return {
+            client.attach(breadbox.Part(f"{thread}", each, "p", {"ids": np.arange(3)}))[0].outcome
+            for each in range(100)
+        }
+
+    with ThreadPoolExecutor(32) as threads:
+        outcomes = list(threads.map(attach, range(32)))
+    assert outcomes == [set(), *[{ADMITTED}] * 31]

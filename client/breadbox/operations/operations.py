@@ -64,7 +64,7 @@ from breadbox.operations.retry import (
     RetryPolicy,
     is_outage,
 )
-from breadbox.operations.sharing import TogetherError
+from breadbox.operations.sharing import TOGETHER_S, TogetherError
 from breadbox.reading.batches import Batch, Stack, load_batch
 from breadbox.reading.parts import read_with_parts
 from breadbox.shared.outages import Outages
@@ -87,6 +87,9 @@ APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
 AT_ONCE_COUNT_MAX = 4
 """Most small fragments that the calling thread encodes itself, in some 20 µs each."""
+SHARING_WAIT_S = 10 * TOGETHER_S
+"""Shortest `append_wait_s` of an append that waits for company: a shorter one might pass in that,
+before the append has a position in the queue for room."""
 INLINE_REQUEST_BYTES_MAX = 768 * 2**10
 """Bytes of inline payloads in one call: with all schemas it is under the 2 MiB that the server
 accepts."""
@@ -1136,16 +1139,14 @@ class _Appending:
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         options = self._context.options
-        origin = self._origin.texts
-        is_new = bool(origin and self._places(pending) - self._origin.known)
         waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
         left_s = max(0.0, options.append_wait_s - waited_s)
         return calls.announce_fragments(
             self._buffer,
             [self._fragments[position] for position in pending],
             [self._written[position] for position in pending],
-            sends_schemas=self._sends_schemas or is_new,
-            origin=origin,
+            sends_schemas=self._sends_schemas or self._tells_origin(pending),
+            origin=self._origin.texts,
             # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
             # keeps its position in the queue.
             max_wait_s=min(left_s, options.deadline_s * ROOM_PART),
@@ -1160,6 +1161,10 @@ class _Appending:
         context = self._context
         is_first, self._is_first = self._is_first, False
         is_shared = is_first and meanwhile is None and len(self._fragments) <= AT_ONCE_COUNT_MAX
+        is_shared = is_shared and not self._tells_origin(pending)  # Which goes with its schema.
+        is_shared = is_shared and not 0 < context.options.append_wait_s < SHARING_WAIT_S
+        # Of parts those before a wrong one are attached, and DUPLICATE when they are sent again.
+        is_shared = is_shared and not isinstance(self._fragments[0], Part)
         reply, attempts = yield from repeat(
             *(context, _always(call), context.append_policy, meanwhile), is_shared=is_shared
         )
@@ -1211,6 +1216,9 @@ class _Appending:
             elif result.outcome in _REFUSED and position not in self._doubtful:
                 refused += self._stored([position])
         return left, missing, refused
+
+    def _tells_origin(self, positions: Sequence[int]) -> bool:
+        return bool(self._origin.texts and self._places(positions) - self._origin.known)
 
     def _places(self, positions: Sequence[int]) -> set[tuple[str, str]]:
         return {(self._buffer, self._fragments[each].session_id) for each in positions}

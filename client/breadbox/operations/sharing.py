@@ -53,8 +53,9 @@ class Sharer:
         self.wake = wake
         self.began_at = 0.0
         """Time at which the call began that it leads."""
-        self.company: list[Sharer] = [self]
-        """Whose announcements are in the call that this one leads; itself first."""
+        self.company: list[Sharer] = []
+        """Whose announcements are in the call that this one leads; itself first. Empty before and
+        after it: no cycle, so that its memory is free at once."""
         self.answer: Any = None
         """The server's response, or an error, or None before."""
 
@@ -106,12 +107,21 @@ class SharedCalls:
         return sharer.request if len(sharer.company) == 1 else _together(sharer.company)
 
     def end(self, leader: Sharer, outcome: Any) -> None:
-        """Answer all of a call, by the response or the error, or None if neither came."""
-        for each, answer in zip(leader.company, _answers(leader.company, outcome), strict=True):
-            each.answer = answer
-        woken = leader.company[1:]
+        """Answer all of a call, by the response or the error, or None if neither came. Idempotent.
+
+        One that leads none, and goes away, waits no longer.
+        """
         destination = leader.destination
         with self._lock:
+            self._waiting.pop(leader, None)
+            if leader not in self._under_way.get(destination, ()):
+                return
+        company = leader.company
+        for each, answer in zip(company, _answers(company, outcome), strict=True):
+            each.answer = answer
+        woken = company[1:]
+        with self._lock:
+            leader.company = []
             under_way = self._under_way[destination]
             under_way.remove(leader)
             if not under_way:
@@ -127,6 +137,7 @@ class SharedCalls:
 
     def _begin(self, sharer: Sharer) -> None:
         self._under_way.setdefault(sharer.destination, []).append(sharer)
+        sharer.company = [sharer]
         sharer.began_at = self._now()
         self._take_company(sharer)
 

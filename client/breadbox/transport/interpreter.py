@@ -19,13 +19,16 @@ from breadbox.operations.operations import (
     RunBlocking,
     Sleep,
 )
-from breadbox.operations.sharing import SharedCalls, Sharer
+from breadbox.operations.sharing import SharedCalls, Sharer, TogetherError
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.wire.connections import Connections, Line
 
 T = TypeVar("T")
+
+INTERRUPTED_S = 1.0
+"""Seconds beyond a call's own time after which those that share it believe it ended unheard."""
 
 
 class Interpreter(ProcessBound):
@@ -127,23 +130,25 @@ class Interpreter(ProcessBound):
         woken, shared = threading.Lock(), self._shared
         woken.acquire()
         own = Sharer(call, woken.release)
-        if wait_s := shared.enter(own):
-            try:
-                if not (woken.acquire(timeout=wait_s) or shared.leave(own)):
-                    woken.acquire()  # It is in a call, which ends, or leads.
-            except BaseException:
-                shared.leave(own)
-                raise
-        if own.answer is None:
-            outcome: Any = None
-            try:
+        outcome: Any = None
+        try:
+            wait_s = shared.enter(own)
+            is_left = wait_s > 0 and not (
+                woken.acquire(timeout=wait_s)
+                or shared.leave(own)
+                # It is in a call, which ends, or leads; but who was to say so may be interrupted.
+                or woken.acquire(timeout=min(timeout_s + INTERRUPTED_S, threading.TIMEOUT_MAX))
+            )
+            if is_left and own.answer is None:
+                own.answer = TogetherError("is sent again, alone")
+            if own.answer is None:
                 request = shared.lead(own)
                 with self._line(call.method) as method:
                     outcome = method(request, timeout=timeout_s, metadata=self._metadata)
-            except ReplayBufferError as error:
-                outcome = error
-            finally:
-                shared.end(own, outcome)
+        except ReplayBufferError as error:
+            outcome = error
+        finally:  # Also of one that goes away when it is to lead.
+            shared.end(own, outcome)
         return own.result()
 
     @contextmanager

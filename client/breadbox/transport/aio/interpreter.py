@@ -182,7 +182,7 @@ class Interpreter(ProcessBound):
                 if not (woken.is_set() or shared.leave(own)):
                     await woken.wait()  # It is in a call, which ends, or leads.
             except BaseException:
-                shared.leave(own)
+                shared.end(own, None)  # It may be woken already, to lead.
                 raise
         if own.answer is None:
             request = shared.lead(own)
@@ -190,7 +190,10 @@ class Interpreter(ProcessBound):
             if len(own.company) == 1:
                 await sending
             else:  # A caller that goes away leaves the call to the others.
-                await asyncio.wait((self._keep(sending),))
+                task = self._keep(sending)
+                # One that is cancelled before it runs answers nobody.
+                task.add_done_callback(lambda _: shared.end(own, None))
+                await asyncio.wait((task,))
         return own.result()
 
     async def _lead(self, own: Sharer, name: str, request: Any, timeout_s: float) -> None:
