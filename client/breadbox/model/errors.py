@@ -4,6 +4,8 @@ Everything derives from `ReplayBufferError`. Classes hold fields and build their
 No `grpc.RpcError` and no `redis.RedisError` leaves the library; the cause is chained.
 """
 
+from typing import Any
+
 from breadbox.model.outcomes import AppendResult
 
 
@@ -14,6 +16,19 @@ class ReplayBufferError(Exception):
     """The server's id of the failed call, if it returned one; quote it in a bug report."""
     is_answer: bool = False
     """True if a server answered so; False if none did, or the error is of this process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let it go to another process: made of its text and fields, not of its arguments again."""
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(
+    kind: type[ReplayBufferError], args: tuple[Any, ...], fields: dict[str, Any]
+) -> ReplayBufferError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidRequestError(ReplayBufferError):

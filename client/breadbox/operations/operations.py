@@ -1160,11 +1160,7 @@ class _Appending:
         call, self._call = self._call or self._announcement_of(pending), None
         context = self._context
         is_first, self._is_first = self._is_first, False
-        is_shared = is_first and meanwhile is None and len(self._fragments) <= AT_ONCE_COUNT_MAX
-        is_shared = is_shared and not self._tells_origin(pending)  # Which goes with its schema.
-        is_shared = is_shared and not 0 < context.options.append_wait_s < SHARING_WAIT_S
-        # Of parts those before a wrong one are attached, and DUPLICATE when they are sent again.
-        is_shared = is_shared and not isinstance(self._fragments[0], Part)
+        is_shared = is_first and meanwhile is None and self._may_share(pending)
         reply, attempts = yield from repeat(
             *(context, _always(call), context.append_policy, meanwhile), is_shared=is_shared
         )
@@ -1216,6 +1212,15 @@ class _Appending:
             elif result.outcome in _REFUSED and position not in self._doubtful:
                 refused += self._stored([position])
         return left, missing, refused
+
+    def _may_share(self, pending: Sequence[int]) -> bool:
+        return (
+            len(self._fragments) <= AT_ONCE_COUNT_MAX
+            # Of parts those before a wrong one are attached, and DUPLICATE when sent again.
+            and not isinstance(self._fragments[0], Part)
+            and not self._tells_origin(pending)  # Which goes with its schema.
+            and not 0 < self._context.options.append_wait_s < SHARING_WAIT_S
+        )
 
     def _tells_origin(self, positions: Sequence[int]) -> bool:
         return bool(self._origin.texts and self._places(positions) - self._origin.known)

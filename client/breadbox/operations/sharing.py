@@ -12,6 +12,7 @@ Invariants:
 
 import threading
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final, cast
 
 from google.protobuf.duration_pb2 import Duration
@@ -197,7 +198,6 @@ def _part(
 
 def _alike(error: ReplayBufferError) -> ReplayBufferError:
     """Return an error of the same class, text and fields, with a traceback of its own."""
-    another = type(error).__new__(type(error))
-    another.args, another.__cause__ = error.args, error.__cause__
-    another.__dict__.update(error.__dict__)
+    another = copy(error)
+    another.__cause__ = error.__cause__
     return another
