@@ -172,19 +172,20 @@ def test_after_one_that_came_alone_the_next_waits_for_one_pass_and_takes_what_ca
     assert count < PASSES
 
 
-def test_fetches_of_successive_passes_share_one_turn() -> None:
+def test_after_fetches_that_shared_a_turn_those_of_successive_passes_share_the_next() -> None:
     async def play() -> list[int]:
         async with world() as it:
             await it.append(0, 8)
             before = len(it.journal.turns)
-            calls = []
-            for number in range(8):
+            calls = [it.fetch(0), it.fetch(1)]
+            await asyncio.wait(calls)
+            for number in range(2, 8):
                 calls.append(it.fetch(number))
                 await passes(PASSES - 1)
             await asyncio.wait(calls)
             return list(map(len, it.journal.turns[before:]))
 
-    assert [8] == run_simulated(play())
+    assert [2, 6] == run_simulated(play())
 
 
 def test_a_turn_with_a_slice_of_appends_is_written_without_waiting_for_more() -> None:

@@ -347,7 +347,7 @@ class Turns:
 
     async def _commit(self, journal: TurnJournal) -> None:
         turn, self._open = self._open, _Turn()
-        self._gathering.was_shared = len(turn.entries) > 1
+        self._gathering.was_shared = len(turn.entries) > 1 and not turn.is_gathered
         self._committing = turn
         self._committing_since = asyncio.get_running_loop().time()
         while True:
