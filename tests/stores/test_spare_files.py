@@ -361,6 +361,25 @@ def test_spare_files_are_within_a_bound_of_bytes(
     assert [] == [path for path in (world.root / "payloads").rglob("*") if path.is_file()]
 
 
+def test_the_latest_deletions_keep_their_files_at_the_cost_of_files_of_other_sizes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_bytes = 4 * SIZE_BYTES
+    monkeypatch.setattr(spare, "SPARE_BYTES_MAX", 5 * SIZE_BYTES)
+    small = world.confirmed(*[payload_of(SIZE_BYTES) for _ in range(5)])
+    large = world.confirmed(payload_of(large_bytes), payload_of(large_bytes))
+    world.delete(small)
+    assert 5 == len(world.spare)
+    inode = world.inode(large[0])
+    world.delete(large[:1])
+    sizes = sorted(int(name.partition(".")[0]) for name in world.spare)
+    assert [SIZE_BYTES, large_bytes] == sizes
+    world.delete(large[1:])  # Of its own size there is one already.
+    assert f"{large_bytes}.{large[0].payload_id}" in world.spare
+    (new,) = world.confirmed(payload_of(large_bytes))
+    assert inode == world.inode(new)
+
+
 def test_spare_files_count_as_free_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one among them does not keep a large payload out."""
     references = world.confirmed(*[payload_of(SIZE_BYTES) for _ in range(3)])

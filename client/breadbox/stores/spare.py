@@ -57,7 +57,11 @@ class SpareFiles:
     def keep(
         self, payloads: Sequence[PayloadReference], path_of: Callable[[str], str]
     ) -> list[PayloadReference]:
-        """Make files of payloads spare, and return the payloads that are to be deleted instead."""
+        """Make files of payloads spare, and return the payloads that are to be deleted instead.
+
+        Where there is no room for them, spare files of other sizes go: the next payloads are most
+        likely like those that leave now.
+        """
         large = [each for each in payloads if each.size_bytes >= SPARE_SIZE_BYTES_MIN]
         if not large:
             return list(payloads)
@@ -67,6 +71,8 @@ class SpareFiles:
         room_bytes = bytes_max - self.usage()[0]
         rest = [each for each in payloads if each.size_bytes < SPARE_SIZE_BYTES_MIN]
         for each in large:
+            if each.size_bytes > room_bytes:
+                room_bytes += self._make_room(each.size_bytes)
             if each.size_bytes <= room_bytes and is_sound(each):
                 with suppress(FileNotFoundError):
                     spare = f"{self.directory}/{each.size_bytes}.{each.payload_id}"
@@ -75,6 +81,18 @@ class SpareFiles:
                     continue
             rest.append(each)
         return rest
+
+    def _make_room(self, size_bytes: int) -> int:
+        """Delete files of other classes of size, and return how many bytes they had."""
+        freed_bytes = 0
+        for name, other_bytes in self._look():
+            if freed_bytes >= size_bytes:
+                break
+            if other_bytes.bit_length() != size_bytes.bit_length():
+                with suppress(FileNotFoundError):  # A client has taken it.
+                    os.unlink(self.directory / name)
+                    freed_bytes += other_bytes
+        return freed_bytes
 
     def take(self, size_bytes: int, path: str) -> int | None:
         """Rename a spare file of about this size, cut it to the size and open it; None without."""
