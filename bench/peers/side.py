@@ -106,11 +106,11 @@ def main(peer: Peer) -> None:
                     sys.stdout, {"amount": order.steps * order.group, "seconds": _do(caller, order)}
                 )
             else:
-                # Appends find everything warm, and batches find what they take.
+                # Appends find all as it is after as many of them, and batches find what they take.
                 if order.kind == "batch":
                     _do(caller, replace(order, kind="append"))
                 else:
-                    _do(caller, replace(order, steps=1 + order.steps // 4))
+                    _do(caller, order)
                 _say(sys.stdout, None)
 
 
