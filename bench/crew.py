@@ -32,7 +32,7 @@ class Order:
     role: str
     """produce or learn."""
     count: int
-    """Producers or learners of this process: threads, which share its client."""
+    """Producers or learners of this process: threads, each with a client of its own."""
     seconds: float
     workload: str = "vector"
     group: int = 1
@@ -142,9 +142,10 @@ def _hear(member: "subprocess.Popen[str]") -> str:
 
 def _carry_out(address: str, order: Order, run: int) -> None:
     with ExitStack() as stack:
-        client = stack.enter_context(breadbox.connect(address))
-        client.store.delete_many([])  # Opened now: loading redis-py takes long.
-        tallies = [Tally() for _ in range(order.count)]
+        clients = [stack.enter_context(breadbox.connect(address)) for _ in range(order.count)]
+        for client in clients:
+            client.store.delete_many([])  # Opened now: loading redis-py takes long.
+        tallies = [Tally() for _ in clients]
         act = {"produce": _produce, "learn": _learn}[order.role]
         print("ready", flush=True)
         sys.stdin.readline()
@@ -154,7 +155,7 @@ def _carry_out(address: str, order: Order, run: int) -> None:
                 target=_guarded,
                 args=(act, client, order, f"{os.getpid()}-{run}-{number}", start, tally),
             )
-            for number, tally in enumerate(tallies)
+            for number, (client, tally) in enumerate(zip(clients, tallies, strict=True))
         ]
         for thread in threads:
             thread.start()
