@@ -1,7 +1,7 @@
 """Appends of one client that come while another is under way go together in the next call.
 
 A call costs client and server many times what a fragment does, so threads or tasks that append one
-by one at the same time share theirs. Who comes while nothing is under way is sent at once.
+by one at the same time share theirs. One that comes while nothing is under way is sent at once.
 
 Invariants:
     H1  An announcement is in at most one call of this kind, and its caller is answered once.
@@ -55,7 +55,7 @@ class Sharer:
         self.began_at = 0.0
         """Time at which the call began that it leads."""
         self.company: list[Sharer] = []
-        """Whose announcements are in the call that this one leads; itself first. Empty before and
+        """The announcements in the call that this one leads, itself first. Empty before and
         after it: no cycle, so that its memory is free at once."""
         self.answer: Any = None
         """The server's response, or an error, or None before."""
@@ -78,7 +78,7 @@ class SharedCalls:
         self._now = now
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, str], list[Sharer]] = {}
-        """Whose calls are under way, in the order of their beginning, by buffer and session."""
+        """The leaders of calls under way, in the order of their beginning, by destination."""
         self._waiting: dict[Sharer, None] = {}
 
     def enter(self, sharer: Sharer) -> float:

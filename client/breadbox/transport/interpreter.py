@@ -136,7 +136,7 @@ class Interpreter(ProcessBound):
             is_left = wait_s > 0 and not (
                 woken.acquire(timeout=wait_s)
                 or shared.leave(own)
-                # It is in a call, which ends, or leads; but who was to say so may be interrupted.
+                # It is in a call, which ends, or leads; but its leader may be interrupted.
                 or woken.acquire(timeout=min(timeout_s + INTERRUPTED_S, threading.TIMEOUT_MAX))
             )
             if is_left and own.answer is None:
