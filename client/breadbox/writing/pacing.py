@@ -24,6 +24,8 @@ LEASE_S: Final = 60.0
 """Seconds for which the buffer waits for the fragments of a producer that has died."""
 ASK_S: Final = 5.0
 """Longest wait of one request for tickets."""
+WEIGHTS_S: Final = 5.0
+"""Longest wait for the weights of a ticket's version; after it older ones are acted with."""
 _RETRY_S: Final = 1.0
 _TICKETS_MAX: Final = 1024
 """Most tickets that one request may ask for."""
@@ -33,6 +35,10 @@ class HeldTicket(Protocol):
     """The part of a ticket that is used here."""
 
     expired: bool
+
+    @property
+    def model_version(self) -> int | None:
+        """The version that was current when it was given."""
 
     @property
     def session_id(self) -> str:
@@ -74,6 +80,8 @@ class Pacer:
         self._changed = threading.Condition()
         self._filling: dict[str, HeldTicket] = {}
         """Tickets of the fragments that workers fill or are about to, by worker."""
+        self._given_at: dict[str, float] = {}
+        """Times at which workers got their latest tickets."""
         self._sent: dict[tuple[str, str, int], HeldTicket] = {}
         """Tickets of the fragments that are being sent, by session, worker and index."""
         self._wanted: dict[str, None] = {}
@@ -89,10 +97,19 @@ class Pacer:
         for thread in self._threads:
             thread.start()
 
-    def wait(self, workers: Iterable[str], session_id: str, max_wait_s: float = 0.0) -> bool:
+    def wait(
+        self,
+        workers: Iterable[str],
+        session_id: str,
+        max_wait_s: float = 0.0,
+        *,
+        model_version: int | None = None,
+    ) -> bool:
         """Return whether each worker has a ticket of the session; ask for those that lack.
 
-        Blocks until they have, at most *max_wait_s*. Raises the error that ended the asking.
+        Blocks until they have, at most *max_wait_s*. Raises the error that ended the asking. With
+        the *model_version* that they act with, also False while a ticket is of a later one: its
+        fragment would be as stale as if it had been begun before, for `WEIGHTS_S` at most.
         """
         workers = list(workers)
         with self._changed:
@@ -109,7 +126,14 @@ class Pacer:
             )
             if self._error is not None:
                 raise self._error
-            return not self._wanted.keys() & set(lacking)
+            if self._wanted.keys() & set(lacking):
+                return False
+            return model_version is None or not any(
+                (self._filling[each].model_version or 0) > model_version
+                and time.monotonic() - self._given_at[each] < WEIGHTS_S
+                for each in workers
+                if each in self._filling
+            )
 
     def sent(self, fragment: Fragment) -> None:
         """Note that a worker has filled its fragment, which is about to be appended."""
@@ -180,6 +204,7 @@ class Pacer:
                 worker = next(iter(self._wanted))
                 del self._wanted[worker]
                 self._filling[worker] = ticket
+                self._given_at[worker] = time.monotonic()
             self._changed.notify_all()
 
     def _give_back(self) -> None:

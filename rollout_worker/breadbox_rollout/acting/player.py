@@ -275,9 +275,12 @@ class Player(Participant):
         return self._counted(fragments)
 
     def may_act(self, group: int) -> bool:
-        pacer = self.sender.pacer
+        pacer, model = self.sender.pacer, self.model
         workers = [slot.fragmenter.worker_id for slot in self._slots[group]]
-        return pacer is None or (self.in_session and pacer.wait(workers, self.model.session_id))
+        return pacer is None or (
+            self.in_session
+            and pacer.wait(workers, model.session_id, model_version=model.model_version)
+        )
 
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
         """See `Participant.read_failed`. Aborts the episodes of the process."""
