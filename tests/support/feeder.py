@@ -117,4 +117,4 @@ def feeding(
         yield feeder
     finally:
         feeder.stop()
-    assert [] == feeder.failures
+    assert [] == feeder.failures, feeder.failures
