@@ -480,9 +480,8 @@ class Client(Connected):
         print(client.append(fragment).outcome)
         ```
 
-        Threads that append by the same client at the same time share calls, so that each costs a
-        part of one; let them share a client. None waits longer for it than the call that is under
-        way, and 50 ms.
+        Threads that append at the same time share the calls of their client, so let them share a
+        client. For a call of others an append waits at most 50 ms.
         """
         results = self.append_many([fragment], buffer=buffer, codecs=codecs)
         return results[0]

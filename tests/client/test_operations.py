@@ -33,6 +33,7 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, members, operations
 from breadbox.operations.retry import RetryPolicy
+from breadbox.operations.sharing import TogetherError
 from breadbox.stores.base import PayloadStore
 from breadbox.wire.route import Route
 from support.announced import metadata_of
@@ -202,6 +203,20 @@ def test_an_append_that_passed_its_deadline_is_sent_again_and_counted_once(
     world.will("AppendFragments", silent(world), reply(DUPLICATE))
     assert [DUPLICATE] == append(world)
     assert 2 == len(world.requests("AppendFragments"))
+    assert [] == store.deleted
+
+
+def test_an_append_that_was_sent_together_has_all_its_retries_when_it_is_sent_alone(
+    store: "RecordingStore",
+) -> None:
+    """Another address is tried once, even if nothing is retried; what was sent may have arrived."""
+    world = OperationWorld(ClientOptions(reconnect_s=0.0), store=store)
+    world.context = replace(world.context, address="a:1,b:1")
+    world.will("AppendFragments", TogetherError(), AWAY, reply(DUPLICATE))
+    assert [DUPLICATE] == append(world)
+    assert [] == store.deleted
+    world.will("AppendFragments", TogetherError(), reply(DUPLICATE))
+    assert [DUPLICATE] == append(world)
     assert [] == store.deleted
 
 

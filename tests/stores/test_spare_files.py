@@ -380,6 +380,25 @@ def test_the_latest_deletions_keep_their_files_at_the_cost_of_files_of_other_siz
     assert inode == world.inode(new)
 
 
+def test_a_full_folder_is_listed_once_for_all_that_leave_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each: a batch has 256, and the folder some hundred."""
+    monkeypatch.setattr(spare, "SPARE_BYTES_MAX", 2 * SIZE_BYTES)
+    references = world.confirmed(*[payload_of(SIZE_BYTES) for _ in range(8)])
+    world.delete(references[:2])
+    looks, listdir = list[str](), os.listdir
+
+    def counted(path: Any = ".") -> list[str]:
+        looks.append(str(path))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", counted)
+    world.delete(references[2:])
+    assert [str(world.root / "spare")] == [each for each in looks if each.endswith("spare")]
+    assert 2 == len(world.spare)
+
+
 def test_spare_files_count_as_free_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one among them does not keep a large payload out."""
     references = world.confirmed(*[payload_of(SIZE_BYTES) for _ in range(3)])

@@ -314,6 +314,7 @@ def repeat(
     """
     budget = RetryBudget(policy or context.policy, context.rng)
     causes: deque[errors.ReplayBufferError] = deque(maxlen=len(context.route.addresses))
+    sent_before = 0
     while True:
         now = context.now()
         call = make_call(now)
@@ -327,7 +328,7 @@ def repeat(
         try:
             answer = yield effect
         except TogetherError:
-            budget.attempts += 1
+            sent_before = 1  # No attempt of its own, but it may have arrived.
         except errors.ReplayBufferError as error:
             now = context.now()
             # A refusal is an answer too; ClosedError comes from this client, not from a server.
@@ -363,7 +364,7 @@ def repeat(
             context.outages.succeeded(calling)
             context.waits.succeeded(calling)
             context.heard(call, answer)
-            return answer, budget.attempts + 1
+            return answer, sent_before + budget.attempts + 1
 
 
 def _tells(error: errors.ReplayBufferError) -> int:

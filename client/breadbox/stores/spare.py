@@ -68,11 +68,17 @@ class SpareFiles:
         bytes_max = min(
             DiskRoom.of(self.directory.parent).size_bytes // SPARE_SHARE, SPARE_BYTES_MAX
         )
-        room_bytes = bytes_max - self.usage()[0]
+        spares = list(self._look())
+        room_bytes = bytes_max - sum(size_bytes for _, size_bytes in spares)
+        classes = {each.size_bytes.bit_length() for each in large}
+        others = [each for each in spares if each[1].bit_length() not in classes]
         rest = [each for each in payloads if each.size_bytes < SPARE_SIZE_BYTES_MIN]
         for each in large:
-            if each.size_bytes > room_bytes:
-                room_bytes += self._make_room(each.size_bytes)
+            while each.size_bytes > room_bytes and others:
+                name, other_bytes = others.pop()
+                with suppress(FileNotFoundError):  # A client has taken it.
+                    os.unlink(self.directory / name)
+                room_bytes += other_bytes
             if each.size_bytes <= room_bytes and is_sound(each):
                 with suppress(FileNotFoundError):
                     spare = f"{self.directory}/{each.size_bytes}.{each.payload_id}"
@@ -81,18 +87,6 @@ class SpareFiles:
                     continue
             rest.append(each)
         return rest
-
-    def _make_room(self, size_bytes: int) -> int:
-        """Delete files of other classes of size, and return how many bytes they had."""
-        freed_bytes = 0
-        for name, other_bytes in self._look():
-            if freed_bytes >= size_bytes:
-                break
-            if other_bytes.bit_length() != size_bytes.bit_length():
-                with suppress(FileNotFoundError):  # A client has taken it.
-                    os.unlink(self.directory / name)
-                    freed_bytes += other_bytes
-        return freed_bytes
 
     def take(self, size_bytes: int, path: str) -> int | None:
         """Rename a spare file of about this size, cut it to the size and open it; None without."""
