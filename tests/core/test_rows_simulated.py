@@ -247,7 +247,7 @@ def test_rows_are_what_was_attached_merged_replaced_and_dropped(parts: int) -> N
     )
     simulation = Rows(seed, config)
     simulation.run(parts)
-    assert simulation.deaths > 3
+    assert simulation.deaths > 0
 
 
 SIZE = 4

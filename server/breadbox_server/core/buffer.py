@@ -121,11 +121,8 @@ class ReplayBuffer:
         """Return all fragments of a payload's owner if the payload is the first of these."""
         if owner is MODEL_OWNER:
             return ()
-        if isinstance(owner, Chunk):
-            fragments: Sequence[Fragment] = owner.fragments
-        else:
-            fragments = self._state.assembly.open[owner].fragments
-        return fragments if fragments[0].payload.payload_id == payload_id else ()
+        chunk = owner if isinstance(owner, Chunk) else self._state.assembly.open[owner]
+        return chunk.fragments if chunk.first.payload.payload_id == payload_id else ()
 
     def leased_payloads(self, lease_id: LeaseId) -> tuple[Payload, ...]:
         """Return the payloads that a lease keeps readable; none if it is unknown or over."""

@@ -100,6 +100,11 @@ class OpenChunk:
         return self.kept
 
     @property
+    def first(self) -> Fragment:
+        """The first of its fragments, in constant time."""
+        return self.kept[0]
+
+    @property
     def size_bytes(self) -> int:
         """Payload bytes of its fragments."""
         return sum(fragment.payload.size_bytes for fragment in self.fragments)

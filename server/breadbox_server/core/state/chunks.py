@@ -88,6 +88,11 @@ class Chunk:
         """Leases under which readers reported it unreadable."""
         self.sampler_position = 0
 
+    @property
+    def first(self) -> Fragment:
+        """The first of its fragments."""
+        return self.fragments[0]
+
 
 class ReaderBacklog(NamedTuple):
     """Held chunks that a reader has not come to yet."""

@@ -82,6 +82,11 @@ class GroupChunk(OpenChunk):
         """All parts, member by member; O(fragments of the group)."""
         return list(self._all())
 
+    @property
+    def first(self) -> Fragment:
+        """The first of its fragments, in constant time."""
+        return next(self._all())
+
     def _all(self) -> Iterator[Fragment]:
         return (each for parts in self.members.values() for each in parts.values())
 
