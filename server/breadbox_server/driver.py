@@ -293,25 +293,40 @@ class Driver:
         self.uses.note(command.buffer)
         return expires_at
 
-    async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
-        """End a lease; drop first what is lost of it, in at most `RETURN_CHECK_S`.
+    async def release(
+        self, commands: Sequence[ReleaseLease], unreadable: tuple[PayloadId, ...] = ()
+    ) -> None:
+        """End leases of one buffer; drop first what is lost of them, in at most `RETURN_CHECK_S`.
 
-        `unreadable` are payloads of the lease that are there, and that its reader could not read.
+        `unreadable` are payloads of the first that are there, and that its reader could not read.
+        After a refusal all may be sent again.
         """
-        if self.reading.leases.knows(command.buffer, command.lease_id):
+        knows = self.reading.leases.knows
+        read = [each for each in commands if knows(each.buffer, each.lease_id)]
+        if granted := [each for each in commands if each not in read]:
+            await self._release_granted(granted, unreadable if granted[0] is commands[0] else ())
+        for command in read:
             self.reading.leases.release(command.lease_id)
-            return
-        if command.mode is ReleaseMode.RETURNED:
-            await self.losses.check_returned(command)
+
+    async def _release_granted(
+        self, commands: Sequence[ReleaseLease], unreadable: tuple[PayloadId, ...]
+    ) -> None:
+        returned = [each.lease_id for each in commands if each.mode is ReleaseMode.RETURNED]
+        if returned:
+            await self.losses.check_returned(commands[0].buffer, returned)
 
         def end() -> None:
             # In one step, so that no other report of this lease can come between.
             if unreadable:
-                self._report_unreadable(command, unreadable)
-            self.core.apply_now(command)
+                self._report_unreadable(commands[0], unreadable)
+            try:
+                for command in commands:
+                    self.core.decide(command)
+            finally:
+                self.core.pump()
 
         await self.core.carry_out(end)
-        self.uses.note(command.buffer)
+        self.uses.note(commands[0].buffer)
 
     def _report_unreadable(self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]) -> None:
         """Report the payloads that a live lease keeps: only these reach the journal and the log."""

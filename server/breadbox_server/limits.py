@@ -420,6 +420,7 @@ TAGS_MAX: Final = limit(
     "groups of other values count as `other`",
     metric="breadbox_tagged_groups",
 )
+FURTHER_LEASES_MAX: Final = limit("further leases of a release", 64, MESSAGE, "ARGUMENT_INVALID")
 UNREADABLE_MAX: Final = limit(
     "unreadable payloads named by a release", 4096, MESSAGE, "ARGUMENT_INVALID"
 )

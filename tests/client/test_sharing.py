@@ -1,4 +1,4 @@
-"""Which appends of a client go together: decided without calls, threads or time (H1 to H3)."""
+"""Which calls of a client go together: decided without calls, threads or time (H1 to H3)."""
 
 import gc
 import random
@@ -58,6 +58,16 @@ class World:
         made = Sharer(
             Call("AppendFragments", request, lambda answer: answer),
             lambda: self.woken.append(made),
+        )
+        return made
+
+    def release(self, lease_id: str, *, buffer: str = "b") -> Sharer:
+        """A caller that has used a lease."""
+        request = pb.ReleaseLeaseRequest(
+            buffer=buffer, lease_id=lease_id, mode=pb.RELEASE_MODE_CONSUMED
+        )
+        made = Sharer(
+            Call("ReleaseLease", request, lambda answer: answer), lambda: self.woken.append(made)
         )
         return made
 
@@ -343,6 +353,58 @@ def test_what_was_sent_is_free_at_once_also_where_nothing_looks_for_cycles(world
         assert freed() is None
     finally:
         gc.enable()
+
+
+def releases(world: World) -> list[Sharer]:
+    """Three callers whose leases end by one call, the first of them as its leader."""
+    first, second = world.release("first"), world.release("second")
+    for each in (first, second):
+        assert world.shared.enter(each) == 0.0
+        world.shared.lead(each)
+    later = [world.release(name) for name in ("a", "b", "c")]
+    assert all(world.shared.enter(each) > 0.0 for each in later)
+    world.shared.end(first, pb.ReleaseLeaseResponse(ended_count=1))
+    assert world.woken == later[:1]
+    return later
+
+
+def test_leases_end_together_and_each_of_their_callers_hears_of_it(world: World) -> None:
+    later = releases(world)
+    sent = world.shared.lead(later[0])
+    assert [sent.lease_id, *sent.further_lease_ids] == ["a", "b", "c"]
+    assert (sent.buffer, sent.mode) == ("b", pb.RELEASE_MODE_CONSUMED)
+    answer = pb.ReleaseLeaseResponse(ended_count=3)
+    world.shared.end(later[0], answer)
+    assert [each.result() for each in later] == [answer] * 3
+
+
+@pytest.mark.parametrize("ended_count", [0, 2, 4])
+def test_where_a_server_did_not_end_all_of_them_each_ends_its_own(
+    world: World, ended_count: int
+) -> None:
+    later = releases(world)
+    world.shared.lead(later[0])
+    world.shared.end(later[0], pb.ReleaseLeaseResponse(ended_count=ended_count))
+    for each in later:
+        with pytest.raises(TogetherError):
+            each.result()
+
+
+def test_a_server_that_knows_of_no_further_leases_ends_one_alone(world: World) -> None:
+    own = world.release("a")
+    assert world.shared.enter(own) == 0.0
+    assert world.shared.lead(own) is own.request
+    world.shared.end(own, pb.ReleaseLeaseResponse())
+    assert own.result() == pb.ReleaseLeaseResponse()
+
+
+def test_leases_of_another_buffer_and_appends_neither_wait_nor_go_along(world: World) -> None:
+    later = releases(world)
+    other = world.release("other", buffer="c")
+    assert world.shared.enter(other) == 0.0
+    world.leading(0, session="")
+    sent = world.shared.lead(later[0])
+    assert list(sent.further_lease_ids) == ["b", "c"]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -343,6 +343,65 @@ async def test_a_returned_lease_gives_the_use_back() -> None:
     assert [] == it.custodian.deleted
 
 
+def release(lease_ids: list[str], mode: int = pb.RELEASE_MODE_CONSUMED) -> pb.ReleaseLeaseRequest:
+    first, *further = lease_ids
+    return pb.ReleaseLeaseRequest(lease_id=first, mode=mode, further_lease_ids=further)
+
+
+async def leases(it: Served, count: int) -> list[str]:
+    """Leases of one fragment each."""
+    await it.start()
+    await it.fill(count)
+    return [
+        (await it.fetch(1, request_id=f"r{index}")).grant.lease.lease_id for index in range(count)
+    ]
+
+
+async def test_leases_that_are_released_together_all_end() -> None:
+    async with served() as it:
+        lease_ids = await leases(it, 3)
+        answer = await it.stub.ReleaseLease(release(lease_ids[:2]), timeout=CALL_S)
+        assert answer.ended_count == 2
+        assert (await it.buffer()).state.lease_count == 1
+        answer = await it.stub.ReleaseLease(release(lease_ids), timeout=CALL_S)
+        assert answer.ended_count == 3  # Those that were released stay so.
+        await eventually(lambda: len(it.custodian.deleted) == 3)
+
+
+async def test_leases_that_are_returned_together_all_give_their_uses_back() -> None:
+    async with served() as it:
+        lease_ids = await leases(it, 3)
+        await it.stub.ReleaseLease(release(lease_ids, pb.RELEASE_MODE_RETURNED), timeout=CALL_S)
+        again = (await it.fetch(3, request_id="again")).grant
+    assert [each.use_count for each in again.fragments] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_after_a_lease_that_is_not_there_all_may_be_released_again(place: int) -> None:
+    async with served() as it:
+        lease_ids = await leases(it, 2)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await it.stub.ReleaseLease(
+                release([*lease_ids[:place], "none", *lease_ids[place:]]), timeout=CALL_S
+            )
+        assert reason_of(raised.value) == "LEASE_NOT_FOUND"
+        assert (await it.buffer()).state.lease_count == 2 - place
+        for each in lease_ids:
+            await it.stub.ReleaseLease(release([each]), timeout=CALL_S)
+        assert (await it.buffer()).state.lease_count == 0
+
+
+async def test_so_many_leases_are_released_together() -> None:
+    async with served() as it:
+        lease_ids = await leases(it, 1)
+        assert (
+            await it.stub.ReleaseLease(release(lease_ids * 65), timeout=CALL_S)
+        ).ended_count == 65
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await it.stub.ReleaseLease(release(lease_ids * 66), timeout=CALL_S)
+        assert reason_of(raised.value) == "ARGUMENT_INVALID"
+
+
 async def test_buffers_are_created_changed_listed_and_deleted() -> None:
     async with served(BufferConfig(uses_max=3)) as it:
         created = await it.stub.CreateBuffer(

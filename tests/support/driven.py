@@ -55,7 +55,7 @@ class Driven:
         """Use up so many chunks of one fragment, and give their places free."""
         granted = await self.fetch(count)
         assert isinstance(granted, FetchGranted)
-        await self.driver.release(ReleaseLease(BUFFER, granted.lease_id, ReleaseMode.CONSUMED))
+        await self.driver.release([ReleaseLease(BUFFER, granted.lease_id, ReleaseMode.CONSUMED)])
 
     def sample(self, name: str, **labels: str) -> float:
         """The value of a series, 0 where there is none."""

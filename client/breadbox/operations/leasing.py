@@ -315,5 +315,8 @@ class Granted(Held):
         if mode is ReleaseMode.CONSUMED and self._has_aged():
             mode = ReleaseMode.RETURNED
         call = calls.release_lease(self._buffer, self.grant.lease_id, mode, self._unreadable)
-        send = operations.invoke if is_left_by is None else operations.invoke_once
-        yield from send(self._context, call)
+        if is_left_by is None:
+            is_shared = mode is ReleaseMode.CONSUMED and not self._unreadable
+            yield from operations.invoke(self._context, call, is_shared=is_shared)
+        else:
+            yield from operations.invoke_once(self._context, call)

@@ -134,7 +134,7 @@ class Invoke:
     call: Call[Any]
     timeout_s: float
     is_shared: bool = False
-    """True for an append that may go together with those of other callers."""
+    """True for a call that may go together with those of other callers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,9 +376,9 @@ def _always(call: Call[T]) -> Callable[[float], Call[T]]:
     return lambda now: call
 
 
-def invoke(context: Context, call: Call[T]) -> Operation[T]:
-    """Send a call that does not wait."""
-    answer, _ = yield from repeat(context, _always(call))
+def invoke(context: Context, call: Call[T], *, is_shared: bool = False) -> Operation[T]:
+    """Send a call that does not wait; see `repeat`."""
+    answer, _ = yield from repeat(context, _always(call), is_shared=is_shared)
     return answer
 
 

@@ -1,10 +1,11 @@
-"""Appends of one client that come while another is under way go together in the next call.
+"""Calls of one client that come while others are under way go together in the next.
 
-A call costs client and server many times what a fragment does, so threads or tasks that append one
-by one at the same time share theirs. One that comes while nothing is under way is sent at once.
+A call costs client and server many times what an append or a release does, so threads or tasks that
+append, or end leases, one by one at the same time share theirs. One that comes while nothing is
+under way is sent at once.
 
 Invariants:
-    H1  An announcement is in at most one call of this kind, and its caller is answered once.
+    H1  A request is in at most one call of this kind, and its caller is answered once.
     H2  Nobody waits for a call of others that has been under way for `TOGETHER_S`.
     H3  What is asked of one caller (to wait for room, to send it otherwise, to give up) is asked of
         no other: a call of several waits for no room, and each of a refused one sends its own.
@@ -13,7 +14,8 @@ Invariants:
 import threading
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Final, cast
+from itertools import islice
+from typing import Any, Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -25,14 +27,10 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 TOGETHER_S: Final = 0.05
 """Seconds after which a call under way is waited for no longer: many times what one takes, and
 little beside a wait for room."""
-CALLS_MAX: Final = 2
-"""Calls under way beside which another waits for company."""
-BESIDE_MAX: Final = 2
-"""Callers of the calls under way, beyond which another waits for company."""
 TOGETHER_COUNT_MAX: Final = 64
-"""Most announcements of one call."""
+"""Most requests of one call."""
 TOGETHER_BYTES_MAX: Final = 256 * 2**10
-"""Bytes of a call beyond which it takes no further announcement."""
+"""Bytes of a call beyond which it takes no further request."""
 
 
 class TogetherError(ReplayBufferError):
@@ -42,21 +40,96 @@ class TogetherError(ReplayBufferError):
     """
 
 
+class _Appends:
+    """Appends of one session."""
+
+    beside_max = 2
+    """Callers of one call under way, beyond which another waits for company, as beside two."""
+
+    @staticmethod
+    def destination(request: pb.AppendFragmentsRequest) -> str:
+        return request.fragments[0].session_id
+
+    @staticmethod
+    def together(requests: list[pb.AppendFragmentsRequest]) -> pb.AppendFragmentsRequest:
+        together = pb.AppendFragmentsRequest(buffer=requests[0].buffer)
+        is_any_inline = any(each.payloads for each in requests)
+        for each in requests:
+            together.fragments.extend(each.fragments)
+            if is_any_inline:
+                together.payloads.extend(each.payloads or [b""] * len(each.fragments))
+        return together
+
+    @staticmethod
+    def parts(
+        requests: list[pb.AppendFragmentsRequest], whole: pb.AppendFragmentsResponse
+    ) -> list[pb.AppendFragmentsResponse]:
+        counts = [len(each.fragments) for each in requests]
+        if len(whole.results) != sum(counts):
+            return []
+        results = iter(whole.results)
+        return [
+            pb.AppendFragmentsResponse(
+                results=islice(results, count),
+                session_id=whole.session_id,
+                model_version=whole.model_version if whole.HasField("model_version") else None,
+                # At once: by itself it may wait for room.
+                retry_delay=Duration() if whole.HasField("retry_delay") else None,
+            )
+            for count in counts
+        ]
+
+
+class _Releases:
+    """Ends of leases that were used in full."""
+
+    beside_max = 1
+
+    @staticmethod
+    def destination(request: pb.ReleaseLeaseRequest) -> str:
+        del request
+        return ""
+
+    @staticmethod
+    def together(requests: list[pb.ReleaseLeaseRequest]) -> pb.ReleaseLeaseRequest:
+        first, *further = requests
+        return pb.ReleaseLeaseRequest(
+            buffer=first.buffer,
+            lease_id=first.lease_id,
+            mode=first.mode,
+            further_lease_ids=[each.lease_id for each in further],
+        )
+
+    @staticmethod
+    def parts(
+        requests: list[pb.ReleaseLeaseRequest], whole: pb.ReleaseLeaseResponse
+    ) -> list[pb.ReleaseLeaseResponse]:
+        return [whole] * whole.ended_count
+
+
+_KINDS: Final = {"AppendFragments": _Appends, "ReleaseLease": _Releases}
+"""How calls that may be shared go together, by name."""
+
+
 class Sharer:
-    """One caller's announcement, until it is answered."""
+    """One caller's request, until it is answered."""
 
     def __init__(self, call: Call[Any], wake: Callable[[], None]) -> None:
-        """Call *wake*, in any thread, once the announcement is answered, or is to lead."""
-        self.request = cast(pb.AppendFragmentsRequest, call.request)
-        first = self.request.fragments[0]
-        self.destination = (self.request.buffer, first.session_id)
-        self.size_bytes = self.request.ByteSize()
+        """Call *wake*, in any thread, once the request is answered, or is to lead."""
+        self.request: Any = call.request
+        self.kind = _KINDS[call.method]
+        self.destination = (
+            *(call.method, self.request.buffer),
+            self.kind.destination(self.request),
+        )
+        """What requests share that go together."""
+        self.size_bytes = call.request.ByteSize()
         self.wake = wake
         self.began_at = 0.0
         """Time at which the call began that it leads."""
         self.company: list[Sharer] = []
-        """The announcements in the call that this one leads, itself first. Empty before and
-        after it: no cycle, so that its memory is free at once."""
+        """The requests in the call that this one leads, itself first. Empty before and after it:
+        no cycle, so that its memory is free at once."""
         self.answer: Any = None
         """The server's response, or an error, or None before."""
 
@@ -68,7 +141,7 @@ class Sharer:
 
 
 class SharedCalls:
-    """Which announcements wait for a call of others, and which go together. Thread-safe.
+    """Which requests wait for a call of others, and which go together. Thread-safe.
 
     One that comes is sent at once beside a call of few callers: then the server has work while a
     client prepares more, and judges both at once. What comes beside more waits for its turn.
@@ -77,7 +150,7 @@ class SharedCalls:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._under_way: dict[tuple[str, str], list[Sharer]] = {}
+        self._under_way: dict[tuple[str, str, str], list[Sharer]] = {}
         """The leaders of calls under way, in the order of their beginning, by destination."""
         self._waiting: dict[Sharer, None] = {}
 
@@ -98,7 +171,7 @@ class SharedCalls:
         with self._lock:
             return self._waiting.pop(sharer, sharer) is None
 
-    def lead(self, sharer: Sharer) -> pb.AppendFragmentsRequest:
+    def lead(self, sharer: Sharer) -> Any:
         """Return what one sends that leads; with it goes what waits and has its destination."""
         with self._lock:
             if sharer in self._under_way.get(sharer.destination, ()):
@@ -157,43 +230,30 @@ class SharedCalls:
 
 
 def _is_enough(under_way: list[Sharer]) -> bool:
-    return len(under_way) >= CALLS_MAX or sum(len(each.company) for each in under_way) > BESIDE_MAX
+    match under_way:
+        case []:
+            return False
+        case [one]:
+            return len(one.company) > one.kind.beside_max
+    return True
 
 
-def _together(company: list[Sharer]) -> pb.AppendFragmentsRequest:
-    together = pb.AppendFragmentsRequest(buffer=company[0].request.buffer)
-    is_any_inline = any(each.request.payloads for each in company)
-    for each in company:
-        together.fragments.extend(each.request.fragments)
-        if is_any_inline:
-            together.payloads.extend(each.request.payloads or [b""] * len(each.request.fragments))
-    return together
+def _together(company: list[Sharer]) -> Any:
+    return company[0].kind.together([each.request for each in company])
 
 
 def _answers(company: list[Sharer], outcome: Any) -> list[Any]:
     """Return each one's part of a response, or an error that each retries; else each repeats."""
     if len(company) == 1 and outcome is not None:
         return [outcome]
-    if isinstance(outcome, pb.AppendFragmentsResponse):
-        counts = [len(each.request.fragments) for each in company]
-        if len(outcome.results) == sum(counts):
-            results = iter(outcome.results)
-            return [_part(outcome, [next(results) for _ in range(count)]) for count in counts]
-    if isinstance(outcome, ReplayBufferError) and hint_s(outcome) is not None:
-        return [outcome, *(_alike(outcome) for _ in company[1:])]
+    if isinstance(outcome, ReplayBufferError):
+        if hint_s(outcome) is not None:
+            return [outcome, *(_alike(outcome) for _ in company[1:])]
+    elif outcome is not None:
+        parts = company[0].kind.parts([each.request for each in company], outcome)
+        if len(parts) == len(company):
+            return parts
     return [TogetherError("is sent again, alone") for _ in company]
-
-
-def _part(
-    whole: pb.AppendFragmentsResponse, results: list[pb.AppendResult]
-) -> pb.AppendFragmentsResponse:
-    return pb.AppendFragmentsResponse(
-        results=results,
-        session_id=whole.session_id,
-        model_version=whole.model_version if whole.HasField("model_version") else None,
-        # At once: by itself it may wait for room.
-        retry_delay=Duration() if whole.HasField("retry_delay") else None,
-    )
 
 
 def _alike(error: ReplayBufferError) -> ReplayBufferError:

@@ -511,20 +511,24 @@ class RenewLeaseResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class ReleaseLeaseRequest(_message.Message):
-    __slots__ = ("buffer", "lease_id", "mode", "unreadable_payload_ids")
+    __slots__ = ("buffer", "lease_id", "mode", "unreadable_payload_ids", "further_lease_ids")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_PAYLOAD_IDS_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     lease_id: str
     mode: ReleaseMode
     unreadable_payload_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, buffer: _Optional[str] = ..., lease_id: _Optional[str] = ..., mode: _Optional[_Union[ReleaseMode, str]] = ..., unreadable_payload_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    further_lease_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, buffer: _Optional[str] = ..., lease_id: _Optional[str] = ..., mode: _Optional[_Union[ReleaseMode, str]] = ..., unreadable_payload_ids: _Optional[_Iterable[str]] = ..., further_lease_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReleaseLeaseResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("ended_count",)
+    ENDED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ended_count: int
+    def __init__(self, ended_count: _Optional[int] = ...) -> None: ...
 
 class UpdatePrioritiesRequest(_message.Message):
     __slots__ = ("buffer", "updates", "delete_chunk_ids")

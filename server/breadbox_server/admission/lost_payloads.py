@@ -10,8 +10,8 @@ from breadbox.model.errors import StoreError, StoreFullError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads
-from breadbox_server.core.model.ids import BufferName, PayloadId
-from breadbox_server.core.model.inputs import DropPayloads, Payload, ReleaseLease
+from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId
+from breadbox_server.core.model.inputs import DropPayloads, Payload
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.metrics.metrics import Metrics
 
@@ -68,14 +68,18 @@ class LostPayloads:
         refers = self._core.buffers.refers_elsewhere(None, payload_id)
         return refers or self._deletions.is_leaving(payload_id)
 
-    async def check_returned(self, command: ReleaseLease) -> None:
-        """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`."""
-        payloads = await self._core.look(
-            lambda: self._core.buffers[command.buffer].leased_payloads(command.lease_id)
-        )
+    async def check_returned(self, buffer: BufferName, lease_ids: Iterable[LeaseId]) -> None:
+        """Look for the payloads of leases that are returned, for at most `RETURN_CHECK_S`."""
+
+        def look() -> list[Payload]:
+            held = self._core.buffers[buffer]
+            found = [payload for each in lease_ids for payload in held.leased_payloads(each)]
+            return list({each.payload_id: each for each in found}.values())
+
+        payloads = await self._core.look(look)
         try:
             async with asyncio.timeout(RETURN_CHECK_S):
-                if await self.drop_missing(command.buffer, payloads):
+                if await self.drop_missing(buffer, payloads):
                     self.suspicion_count += 1
         except (TimeoutError, StoreError):
             self.suspicion_count += 1

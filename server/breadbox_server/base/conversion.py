@@ -43,6 +43,7 @@ from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import (
     BufferName,
     ChunkId,
+    LeaseId,
     PayloadId,
     SessionId,
     SubscriptionName,
@@ -55,6 +56,7 @@ from breadbox_server.core.model.inputs import (
     GrantedFragment,
     GroupEndReason,
     Payload,
+    ReleaseLease,
     ReleaseMode,
     UpdatePriorities,
 )
@@ -70,6 +72,7 @@ from breadbox_server.core.rules.parts import MemberSeen
 from breadbox_server.core.rules.reading import ReadSpec
 from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
+    FURTHER_LEASES_MAX,
     GATEWAY_RANGES_MAX,
     MEMBER_KEYS_MAX,
     PIECES_MAX,
@@ -261,6 +264,14 @@ def release_mode(value: int) -> ReleaseMode:
         raise InvalidArgumentError("mode", "must be RELEASE_MODE_CONSUMED or RELEASE_MODE_RETURNED")
     mode: ReleaseMode = _RELEASE_MODES[value]
     return mode
+
+
+def releases(request: "pb.ReleaseLeaseRequest") -> list[ReleaseLease]:
+    """Return the leases to end, one at least, or raise InvalidArgumentError."""
+    further = request.further_lease_ids
+    check_int("further_lease_ids", len(further), 0, FURTHER_LEASES_MAX)
+    buffer, mode = buffer_name(request.buffer), release_mode(request.mode)
+    return [ReleaseLease(buffer, LeaseId(each), mode) for each in (request.lease_id, *further)]
 
 
 def unreadable(payload_ids: Sequence[str]) -> tuple[PayloadId, ...]:

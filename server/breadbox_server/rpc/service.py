@@ -46,7 +46,6 @@ from breadbox_server.core.model.inputs import (
     Fetch,
     GiveBackTicket,
     PublishModel,
-    ReleaseLease,
     RenewLease,
     RenewTicket,
     StartSession,
@@ -510,13 +509,11 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.ReleaseLeaseRequest, context: Context
     ) -> pb.ReleaseLeaseResponse:
         """End a lease; a viewer or producer ends those of its own reads, and finds no others."""
-        buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
-        self._check_lease(buffer, lease_id)
-        await self._driver.release(
-            ReleaseLease(buffer, lease_id, convert.release_mode(request.mode)),
-            convert.unreadable(request.unreadable_payload_ids),
-        )
-        return pb.ReleaseLeaseResponse()
+        commands = convert.releases(request)
+        for command in commands:
+            self._check_lease(command.buffer, command.lease_id)
+        await self._driver.release(commands, convert.unreadable(request.unreadable_payload_ids))
+        return pb.ReleaseLeaseResponse(ended_count=len(commands))
 
     def _check_lease(self, buffer: BufferName, lease_id: LeaseId) -> None:
         """Raise LeaseNotFoundError if a viewer, or producer, names no lease of its own reads."""
