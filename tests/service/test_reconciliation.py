@@ -244,7 +244,7 @@ async def test_a_returned_lease_gives_back_only_what_the_store_has() -> None:
         running = group.create_task(driver.run())
         grant = await granted(driver, custodian, 3)
         custodian.kept.discard(grant.fragments[0].fragment.payload.payload_id)
-        await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
+        await driver.release([ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED)])
         running.cancel()
     assert (2, 1) == (driver.core.describe(BUFFER).chunk_count, driver.losses.suspicion_count)
 
@@ -256,7 +256,7 @@ async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_late
         running = group.create_task(driver.run())
         grant = await granted(driver, custodian, 3)
         custodian.is_down = True
-        await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
+        await driver.release([ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED)])
         running.cancel()
     assert (3, 1) == (driver.core.describe(BUFFER).chunk_count, driver.losses.suspicion_count)
 
@@ -268,7 +268,7 @@ async def test_a_lease_that_is_consumed_asks_the_store_nothing() -> None:
         running = group.create_task(driver.run())
         grant = await granted(driver, custodian, 3)
         custodian.is_down = True
-        await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
+        await driver.release([ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED)])
         running.cancel()
     assert (0, 0) == (driver.core.describe(BUFFER).chunk_count, driver.losses.suspicion_count)
 

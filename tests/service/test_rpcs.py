@@ -343,7 +343,9 @@ async def test_a_returned_lease_gives_the_use_back() -> None:
     assert [] == it.custodian.deleted
 
 
-def release(lease_ids: list[str], mode: int = pb.RELEASE_MODE_CONSUMED) -> pb.ReleaseLeaseRequest:
+def release(
+    lease_ids: list[str], mode: pb.ReleaseMode = pb.RELEASE_MODE_CONSUMED
+) -> pb.ReleaseLeaseRequest:
     first, *further = lease_ids
     return pb.ReleaseLeaseRequest(lease_id=first, mode=mode, further_lease_ids=further)
 

@@ -836,13 +836,13 @@ _REFUSED_FOR_WHAT_IS_NOT_KNOWN: dict[str, Callable[[Journalled], Awaitable[Any]]
     ),
     "renew": lambda it: it.driver.renew(RenewLease(BUFFER, LeaseId("l"))),
     "release": lambda it: it.driver.release(
-        ReleaseLease(BUFFER, LeaseId("l"), ReleaseMode.CONSUMED)
+        [ReleaseLease(BUFFER, LeaseId("l"), ReleaseMode.CONSUMED)]
     ),
     "return to no buffer": lambda it: it.driver.release(
-        ReleaseLease(BufferName("none"), LeaseId("l"), ReleaseMode.RETURNED)
+        [ReleaseLease(BufferName("none"), LeaseId("l"), ReleaseMode.RETURNED)]
     ),
     "report to no buffer": lambda it: it.driver.release(
-        ReleaseLease(BufferName("none"), LeaseId("l"), ReleaseMode.CONSUMED), (PayloadId("p"),)
+        [ReleaseLease(BufferName("none"), LeaseId("l"), ReleaseMode.CONSUMED)], (PayloadId("p"),)
     ),
 }
 

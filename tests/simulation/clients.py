@@ -578,7 +578,7 @@ class Learner(Client):
             return
         release = ReleaseLease(DEFAULT_BUFFER, grant.lease_id, mode)
         lease.is_over = True
-        if await self._end(lease, lambda driver: driver.release(release)):
+        if await self._end(lease, lambda driver: driver.release([release])):
             lease.is_consumed = release.mode is ReleaseMode.CONSUMED
 
     @staticmethod
@@ -763,7 +763,7 @@ class Reader(Client):
                 assert is_there, f"deleted while it was read: {payload_id}"
         release = ReleaseLease(DEFAULT_BUFFER, lease.lease_id, ReleaseMode.CONSUMED)
         with suppress(UnreachableError, LeaseNotFoundError):
-            await self.call(lambda driver: driver.release(release))
+            await self.call(lambda driver: driver.release([release]))
 
     async def _acknowledge(self) -> None:
         name, cursor, lineage = self.subscription, self._after, self._lineage

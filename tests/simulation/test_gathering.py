@@ -203,7 +203,7 @@ def test_a_turn_with_a_slice_of_appends_is_written_without_waiting_for_more() ->
             releases = []
             for grant in grants:
                 release = ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED)
-                releases.append(it.group.create_task(it.driver.release(release)))
+                releases.append(it.group.create_task(it.driver.release([release])))
                 await passes(PASSES - 2)
             is_answered = appending.done()
             await asyncio.wait([appending, *releases])

@@ -12,7 +12,7 @@ Invariants:
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from itertools import islice
 from typing import Any, Final
@@ -107,7 +107,10 @@ class _Releases:
         return [whole] * whole.ended_count
 
 
-_KINDS: Final = {"AppendFragments": _Appends, "ReleaseLease": _Releases}
+_KINDS: Final[Mapping[str, type[_Appends] | type[_Releases]]] = {
+    "AppendFragments": _Appends,
+    "ReleaseLease": _Releases,
+}
 """How calls that may be shared go together, by name."""
 
 
@@ -116,14 +119,12 @@ class Sharer:
 
     def __init__(self, call: Call[Any], wake: Callable[[], None]) -> None:
         """Call *wake*, in any thread, once the request is answered, or is to lead."""
-        self.request: Any = call.request
+        request: Any = call.request
+        self.request = request
         self.kind = _KINDS[call.method]
-        self.destination = (
-            *(call.method, self.request.buffer),
-            self.kind.destination(self.request),
-        )
+        self.destination = (call.method, request.buffer, self.kind.destination(request))
         """What requests share that go together."""
-        self.size_bytes = call.request.ByteSize()
+        self.size_bytes = request.ByteSize()
         self.wake = wake
         self.began_at = 0.0
         """Time at which the call began that it leads."""
