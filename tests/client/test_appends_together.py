@@ -198,6 +198,23 @@ async def test_a_silent_call_is_not_waited_for(
         await each
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_wait_for_company_is_a_part_of_the_deadline(
+    kind: str, address: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+    async with make_caller(kind, address, deadline_s=10.0) as caller:
+        first = await busy(caller, fake, held)
+        monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 2.0)
+        fake.will("AppendFragments", admit_all)
+        await append(caller, "a")
+        held.open()
+        for each in first:
+            await each
+    left_s = [call.time_remaining_s for call in fake.received if call.method == "AppendFragments"]
+    assert left_s[2] < min(left_s[:2]) - 0.2
+
+
 async def test_closing_ends_all_that_waits_and_all_that_goes_together(
     caller: Caller, fake: FakeService
 ) -> None:

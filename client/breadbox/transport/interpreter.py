@@ -127,12 +127,12 @@ class Interpreter(ProcessBound):
         return call.decode(response)
 
     def _send_together(self, call: Call[Any], timeout_s: float) -> Any:
-        woken, shared = threading.Lock(), self._shared
+        woken, shared, ends_at = threading.Lock(), self._shared, self.context.now() + timeout_s
         woken.acquire()
         own = Sharer(call, woken.release)
         outcome: Any = None
         try:
-            wait_s = shared.enter(own)
+            wait_s = min(shared.enter(own), timeout_s / 2)
             is_left = wait_s > 0 and not (
                 woken.acquire(timeout=wait_s)
                 or shared.leave(own)
@@ -143,8 +143,9 @@ class Interpreter(ProcessBound):
                 own.answer = TogetherError("is sent again, alone")
             if own.answer is None:
                 request = shared.lead(own)
+                left_s = ends_at - self.context.now()
                 with self._line(call.method) as method:
-                    outcome = method(request, timeout=timeout_s, metadata=self._metadata)
+                    outcome = method(request, timeout=left_s, metadata=self._metadata)
         except ReplayBufferError as error:
             outcome = error
         finally:  # Also of one that goes away when it is to lead.

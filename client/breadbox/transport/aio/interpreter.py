@@ -172,9 +172,9 @@ class Interpreter(ProcessBound):
             return error
 
     async def _send_together(self, call: calls.Call[Any], timeout_s: float) -> Any:
-        woken, shared = asyncio.Event(), self._shared
+        woken, shared, ends_at = asyncio.Event(), self._shared, self.context.now() + timeout_s
         own = Sharer(call, woken.set)
-        if wait_s := shared.enter(own):
+        if wait_s := min(shared.enter(own), timeout_s / 2):
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -186,7 +186,7 @@ class Interpreter(ProcessBound):
                 raise
         if own.answer is None:
             request = shared.lead(own)
-            sending = self._lead(own, call.method, request, timeout_s)
+            sending = self._lead(own, call.method, request, ends_at - self.context.now())
             if len(own.company) == 1:
                 await sending
             else:  # A caller that goes away leaves the call to the others.
