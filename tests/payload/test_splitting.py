@@ -1,5 +1,6 @@
 """Micro-batches: every sequence once, never too large, as many on every rank."""
 
+from collections.abc import Callable
 from itertools import combinations
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breadbox.reading.splitting import micro_batches
+from support import growth
 
 TOKENS_MAX = 100
 LENGTHS = st.lists(st.integers(1, TOKENS_MAX), min_size=1, max_size=40)
@@ -62,3 +64,16 @@ def test_micro_batches_are_balanced() -> None:
     lengths = [5, 5, 4, 4, 3, 3, 3]  # Graham's own example: 11/9 of the best, 9 in each of 3.
     parts = micro_batches(lengths, [lengths], 11, is_padded=False)
     assert [8, 8, 11] == sorted(sum(lengths[at] for at in part) for part in parts)
+
+
+@pytest.mark.parametrize("is_padded", [False, True], ids=["packed", "padded"])
+@growth.marked
+def test_each_sequence_of_many_takes_as_long_to_split_as_one_of_few(is_padded: bool) -> None:
+    def split(count: int) -> Callable[[], object]:
+        # Two of 40 fit together: many more micro-batches than their tokens need. And the padded
+        # part of a rank with short ones is halved until there are as many as another rank needs.
+        own = [1 if is_padded else 40] * count
+        shares = [own, [TOKENS_MAX] * count] if is_padded else [own]
+        return lambda: micro_batches(own, shares, TOKENS_MAX, is_padded=is_padded)
+
+    growth.check(split, 4096)

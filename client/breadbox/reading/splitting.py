@@ -5,6 +5,7 @@ as many collectives.
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -21,8 +22,13 @@ def micro_batches(
         dealt = _halved(_cut(lengths, tokens_max), count)
     else:
         count = max([_least_count(share, tokens_max) for share in shares])
-        while not all([_dealt(share, count, tokens_max) for share in shares]):
-            count += 1
+        if not _fit(shares, count, tokens_max):
+            # With one more the largest has no more tokens, so the least that is enough is found by
+            # halves; one for each sequence is.
+            more = range(count + 1, max(map(len, shares)))
+            count = more.start + bisect_left(
+                more, True, key=lambda count: _fit(shares, count, tokens_max)
+            )
         dealt = _dealt(lengths, count, tokens_max)
     return sorted(map(sorted, dealt), key=lambda each: (not each, each))
 
@@ -30,6 +36,10 @@ def micro_batches(
 def _least_count(lengths: Sequence[int], tokens_max: int) -> int:
     above_half = sum([2 * length > tokens_max for length in lengths])
     return max(1, above_half, -(-sum(lengths) // tokens_max))
+
+
+def _fit(shares: Sequence[Sequence[int]], count: int, tokens_max: int) -> bool:
+    return all(_dealt(share, count, tokens_max) for share in shares)
 
 
 def _dealt(lengths: Sequence[int], count: int, tokens_max: int) -> list[list[int]]:
@@ -62,11 +72,16 @@ def _cut(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
 
 def _halved(parts: list[list[int]], count: int) -> list[list[int]]:
     """Halve the part of the most sequences until there are so many parts."""
+    largest_first = [(-len(part), number) for number, part in enumerate(parts)]
+    heapq.heapify(largest_first)
     while len(parts) < count:
-        largest = max(parts, key=len)
+        number = largest_first[0][1]
+        largest = parts[number]
         half = -(-len(largest) // 2)
         parts.append(largest[half:])
         del largest[half:]
+        heapq.heapreplace(largest_first, (-len(largest), number))
+        heapq.heappush(largest_first, (-len(parts[-1]), len(parts) - 1))
     return parts
 
 

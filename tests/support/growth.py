@@ -1,0 +1,27 @@
+"""How much longer an operation takes among four times as many things."""
+
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+GROWTH_MAX = 9.0
+"""Times as long as for a quarter: 4 where each takes the same, and 16 with a look at all others."""
+
+marked = pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time")
+"""For tests that compare processor time."""
+
+
+def check(prepare: Callable[[int], Callable[[], object]], count: int) -> None:
+    """Fail if what *prepare* makes of a number of things takes each longer beside more of them."""
+
+    def taken_s(things: int) -> float:
+        act = prepare(things)
+        began_at = time.process_time()
+        act()
+        return time.process_time() - began_at
+
+    few_s = min(taken_s(count // 4) for _ in range(3))
+    all_s = min(taken_s(count) for _ in range(3))
+    assert all_s < few_s * GROWTH_MAX, (few_s, all_s)
