@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from breadbox.mirror import Prioritised, StepMemory
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, WaitElapsedError
 from breadbox.model.fragment import Fragment
 from mirror.worlds import NaiveStep, NaiveWorker
+from support import growth
 from support.fragments import vector_fragment
 from support.sequences import sequence
 
@@ -544,3 +546,14 @@ def test_a_sequence_is_refused_by_name_and_changes_nothing() -> None:
     with pytest.raises(InvalidRequestError, match="is a sequence; a mirror keeps steps"):
         memory.extend(sequence())  # type: ignore[arg-type]
     assert 0 == memory.step_count
+
+
+@growth.marked
+def test_each_step_of_a_sequence_of_many_fragments_takes_as_long_as_one_of_few() -> None:
+    def sampling(count: int) -> Callable[[], object]:
+        memory = StepMemory(2 * count, seed=1)
+        for index in range(2 * count):
+            memory.extend(vector_fragment(index, step_count=1))
+        return lambda: memory.sample_sequences(16, length=count)
+
+    growth.check(sampling, 2048)

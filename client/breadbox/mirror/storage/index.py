@@ -96,26 +96,42 @@ class StepIndex:
     def onwards(
         self, starts: Numbers, owners: Numbers, offsets: Numbers
     ) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Return numbers [B, L] of steps at offsets from starts (or the start), and their mask."""
+        """Return numbers [B, L] of steps at offsets from starts (or the start), and their mask.
+
+        The offsets of each start ascend.
+        """
         # `owners` are the fragments of `starts`: all steps are of one worker.
         fragments = self.fragments
-        owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
-        offset = starts[:, None] - fragments.get("start", owner) + offsets
-        mask = np.ones(owner.shape, dtype=np.bool_)
-        while True:
-            counts = fragments.get("count", owner)
-            beyond = mask & (offset >= counts)
-            if not beyond.any():
-                break
+        furthest = offsets[:, -1]
+        ends = fragments.get("start", owners) + fragments.get("count", owners) - starts
+        numbers, mask = starts[:, None] + offsets, np.ones(offsets.shape, dtype=np.bool_)
+        beyond = going = np.flatnonzero(ends <= furthest)
+        if not len(beyond):
+            return numbers, mask
+        # Where each row comes to a fragment: all of a row, then all of the next, by offset.
+        row_length = int(furthest.max()) + 1
+        places, shifts, owner = [going * row_length], [starts[going]], owners[going]
+        while len(going):
             following = fragments.get("next", owner)
             # Of a memory that another process fills, what came after this look is not shown yet,
             # and what was written over may lead anywhere.
-            mask &= ~(beyond & ((following <= owner) | (following >= fragments.end)))
-            beyond &= mask
-            offset[beyond] -= counts[beyond]
-            owner[beyond] = following[beyond]
-        numbers = fragments.get("start", owner) + offset
-        return np.where(mask, numbers, starts[:, None]), mask
+            is_shown = (following > owner) & (following < fragments.end)
+            going, owner = going[is_shown], following[is_shown]
+            begins = ends[going]
+            places.append(going * row_length + begins)
+            shifts.append(fragments.get("start", owner) - begins)
+            ends[going] = begins + fragments.get("count", owner)
+            goes_on = ends[going] <= furthest[going]
+            going, owner = going[goes_on], owner[goes_on]
+        place = np.concatenate(places)
+        order = np.argsort(place, kind="stable")
+        wanted = offsets[beyond]
+        found = np.searchsorted(place[order], wanted + beyond[:, None] * row_length, side="right")
+        is_there = wanted < ends[beyond, None]
+        wanted += np.concatenate(shifts)[order[found - 1]]
+        numbers[beyond] = np.where(is_there, wanted, starts[beyond, None])
+        mask[beyond] = is_there
+        return numbers, mask
 
     def whole_episodes(self) -> Numbers:
         """Return the numbers of the episodes that are shown from their first step to their end."""
