@@ -370,9 +370,10 @@ class EpisodeIndex:
             self._step_count -= sum(span.counted_steps for span in oldest.spans)
             oldest.rewards.clear()
             oldest.spans.clear()
-            for place, (index, going_on) in list(self._open.items()):
-                if going_on is oldest:
-                    self._open[place] = (index, None)
+            place = oldest.session_id, oldest.worker_id
+            index, going_on = self._open.get(place, (0, None))
+            if going_on is oldest:
+                self._open[place] = (index, None)
         while len(self._seen) > 200_000:
             self._seen.popitem(last=False)
 

@@ -36,6 +36,8 @@ SILENT_S: Final = 30.0
 TRAINING_S: Final = 10.0
 """Seconds that a point of the training's history covers; `HISTORY_MAX` of them are kept."""
 LIVES_MAX: Final = 100_000
+GRANTS_MAX: Final = 64
+"""Latest grants of a chunk that are kept."""
 _SERIES: Final = ("time", "in", "out", "chunks", "version", "staleness")
 _WHY: Final = {
     "stale": "it became stale",
@@ -62,8 +64,10 @@ class ChunkLife:
     """What the server reported of a chunk."""
 
     grants: list[dict[str, Any]] = field(default_factory=list)
-    """Grants: Unix time, staleness then, and how, when and at what staleness its lease ended, once
-    it has."""
+    """Grants, the latest `GRANTS_MAX`: Unix time, staleness then, and how, when and at what
+    staleness its lease ended, once it has."""
+    earlier_use_count: int = 0
+    """Grants before these that were not returned."""
     left_at: float | None = None
     why: str = ""
     """Why it left, or empty while it is held."""
@@ -156,6 +160,8 @@ class BufferHistory:
                 life = self.lives.setdefault(chunk_id, ChunkLife())
                 if is_granted:
                     life.grants.append({"at": at, "staleness": event.values[place], "end": ""})
+                    if len(life.grants) > GRANTS_MAX:
+                        life.earlier_use_count += life.grants.pop(0)["end"] != "returned"
                 elif reason in _WHY:
                     life.left_at, life.why = at, _WHY[reason]
                 else:
@@ -352,9 +358,9 @@ def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any
     read = [each for chunk_id in granted.chunk_ids for each in index.chunks.get(chunk_id, ())]
 
     def uses(each: SeenFragment) -> int:
-        grants = history.lives.get(each.chunk_id, ChunkLife()).grants
-        later = [one for one in grants if one["at"] > each.appended_at and one["end"] != "returned"]
-        return max(1, each.uses_then + len(later))
+        life, since = history.lives.get(each.chunk_id, ChunkLife()), each.appended_at
+        later = [one for one in life.grants if one["at"] > since and one["end"] != "returned"]
+        return max(1, each.uses_then + life.earlier_use_count + len(later))
 
     at_grant = [
         age + min(each.version_min for each in index.chunks[chunk_id])

@@ -1,6 +1,7 @@
 """Episodes are put together from fragments, and found again."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from breadbox.model.fragment import Fragment
 from breadbox_console.episodes import EpisodeIndex, Query, histogram, learning_points
+from support import growth
 from support.console import played, reference
 
 
@@ -291,3 +293,13 @@ def test_an_episode_is_forgotten_after_its_time() -> None:
     index = index_of(played(0), played(1, episode_id=1), now=0.0, age_s_max=0.5)
 
     assert [2] == list(index.episodes)
+
+
+@growth.marked
+def test_each_episode_takes_as_long_to_forget_beside_many_workers_as_beside_few() -> None:
+    def adding(count: int) -> Callable[[], object]:
+        index = index_of(*[played(0, steps=1, worker_id=f"w{i}", ends=()) for i in range(count)])
+        many = played(0, steps=count, ends=tuple(range(count)), worker_id="of short episodes")
+        return lambda: index.add(reference(many), {}, many, 1e9)
+
+    growth.check(adding, 2048)

@@ -1,6 +1,7 @@
 """What the console says of a buffer follows from what the server said."""
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,14 @@ from breadbox.model.types import (
 )
 from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment, Worker
 from breadbox_console.overview import (
+    GRANTS_MAX,
     LIVES_MAX,
     BufferHistory,
     describe_batch,
     describe_buffer,
     next_out,
 )
+from support import growth
 from support.console import played, reference
 
 
@@ -398,3 +401,36 @@ def test_environments_that_are_never_trained_on_are_named_though_none_of_their_d
     assert ["is never trained on: of 40 steps 40 dropped"] == row["problems"]
     assert (0.0, 5.0) == (row["trained"], row["fragment_versions"])
     assert {"trained": 256, "dropped": 40} == shown["steps"]
+
+
+def used(*, times: int) -> BufferHistory:
+    """The history of a buffer with a chunk that was used so often."""
+    history = BufferHistory()
+    for number in range(times):
+        history.add(float(number), description(event(2 * number, "granted", 0)))
+        history.add(number + 0.5, description(event(2 * number + 1, "consumed", 0)))
+    return history
+
+
+@growth.marked
+def test_each_use_of_a_chunk_that_was_often_used_takes_as_long_to_note_as_the_first() -> None:
+    def noting(times: int) -> Callable[[], object]:
+        history, chunks = BufferHistory(), [0] * times
+        uses = description(event(1, "granted", *chunks), event(2, "consumed", *chunks))
+        return lambda: history.add(1.0, uses)
+
+    growth.check(noting, 8192)
+
+
+def test_of_a_chunk_that_was_often_used_the_latest_grants_are_kept_and_all_uses_counted() -> None:
+    times = GRANTS_MAX + 10
+    history, index = used(times=times), EpisodeIndex(steps_max=1000, age_s_max=1e9)
+    history.add(float(times), description(event(2 * times, "granted", 0)))
+    index.add(reference(played(0), chunk_id=0), {}, played(0), -1.0)
+
+    assert [11.0 + number for number in range(GRANTS_MAX)] == [
+        grant["at"] for grant in history.lives[0].grants
+    ]
+    batch = describe_batch(history, index)
+    assert batch is not None
+    assert [(times + 1, 1)] == batch["uses"]
