@@ -8,6 +8,7 @@ import json
 import os
 import pickle  # noqa: TID251 - makes hostile inputs
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits
 from breadbox_offline.report import FindingKind
 from breadbox_offline.rows.options import MappingOptions
+from support import growth
 from support.rllib_cases import make_toy_episode
 
 
@@ -516,3 +518,12 @@ def png(frame: np.ndarray) -> bytes:
     written = io.BytesIO()
     Image.fromarray(frame).save(written, "PNG")
     return written.getvalue()
+
+
+@growth.marked
+def test_each_of_many_episodes_takes_as_long_to_write_as_one_of_few(tmp_path: Path) -> None:
+    def writing(count: int) -> Callable[[], object]:
+        episodes = [toy("short", 1)] * count
+        return lambda: write_episodes(episodes, tmp_path / "a.parquet", layout="episodes")
+
+    growth.check(writing, 2048)

@@ -1,7 +1,10 @@
 """Goal: episodes survive the way through fragments, and come back the same from any order."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,9 @@ from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import EpisodeJoinError, OfflineDataError
 from breadbox_offline.service import FragmentCutter, FragmentReader
-from breadbox_offline.training.mixing import Apportioner
+from breadbox_offline.training.mixing import Apportioner, MixedLease
+from support import growth
+from support.references import references
 from support.rllib_cases import make_toy_episode
 
 
@@ -352,3 +357,20 @@ class TestApportioning:
     def test_shares_must_sum_to_one(self, shares: dict[str, float]) -> None:
         with pytest.raises(ValueError, match="shares"):
             Apportioner(shares, dict.fromkeys(shares, 1))
+
+
+@growth.marked
+def test_each_fragment_of_a_large_mixed_batch_takes_as_long_as_one_of_a_small() -> None:
+    client: Any = SimpleNamespace(load_batch=lambda *_, **__: SimpleNamespace(extras={}))
+
+    def loading(count: int) -> Callable[[], object]:
+        granted = references(count)
+        for number in range(0, count, 2):
+            granted[number] = replace(
+                granted[number], metadata=replace(granted[number].metadata, step_count=32)
+            )
+        leases: Any = {"online": SimpleNamespace(references=granted)}
+        lease = MixedLease(client, leases, ExitStack())
+        return lambda: lease.load_batch(columns=["reward"], seed=1)
+
+    growth.check(loading, 8192)

@@ -122,6 +122,7 @@ class _ParquetWriter:
         self._table_of = table_of
         self._writer: parquet.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
         self._is_closed = False
 
     def write(self, episode: Episode) -> None:
@@ -149,12 +150,14 @@ class _ParquetWriter:
                 f"the first had {self._writer.schema.names} of {self._writer.schema.types}"
             )
         self._waiting.append(table)
-        if sum(each.nbytes for each in self._waiting) >= ROW_GROUP_BYTES:
+        self._waiting_bytes += table.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush(self._writer)
 
     def _flush(self, writer: parquet.ParquetWriter) -> None:
         table = pa.concat_tables(self._waiting)
         self._waiting.clear()
+        self._waiting_bytes = 0
         row_bytes = table.nbytes // max(1, len(table))
         writer.write_table(table, row_group_size=max(1, ROW_GROUP_BYTES // max(1, row_bytes)))
 

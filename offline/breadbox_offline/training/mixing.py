@@ -1,6 +1,7 @@
 """Mix batches of several buffers by ratio, such as demonstrations and online experience."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -112,16 +113,17 @@ def _stackable(
 ) -> list[int]:
     """Return the order of a batch; fragments of unusual lengths give way to others."""
     counts = [reference.metadata.step_count for reference in references]
-    usual = max(counts, key=lambda count: (counts.count(count), count), default=0)
+    number = Counter(counts)
+    usual = max(number, key=lambda count: (number[count], count), default=0)
     order: list[int] = random.permutation(len(references)).tolist()
     usable: dict[str, list[int]] = {}
     for place in order:
         if counts[place] == usual:
             usable.setdefault(sources[place], []).append(place)
     return [
-        place if counts[place] == usual else int(random.choice(usable[sources[place]]))
+        place if counts[place] == usual else others[int(random.integers(len(others)))]
         for place in order
-        if sources[place] in usable
+        if (others := usable.get(sources[place]))
     ]
 
 
