@@ -87,7 +87,8 @@ def _long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def waiting(caller: Caller) -> int:
     """How many wait to go together."""
-    return len(caller.client._interpreter._shared._waiting)  # noqa: SLF001 - not seen elsewhere
+    waiting = caller.client._interpreter._shared._waiting  # noqa: SLF001 - not seen elsewhere
+    return sum(map(len, waiting.values()))
 
 
 async def beside(caller: Caller, names: "list[str]") -> "list[asyncio.Task[Any]]":

@@ -70,11 +70,15 @@ async def begun(
     """Releases of all leases: two under way that the server holds, and the others beside them."""
     fake.will("ReleaseLease", held, held)
     tasks, waiting = {}, caller.client._interpreter._shared._waiting  # noqa: SLF001 - unseen elsewhere
+
+    def waiting_count() -> int:
+        return sum(map(len, waiting.values()))
+
     for count, name in enumerate(NAMES, start=1):
         lease = await caller.call("fetch", 1)
         end = release(caller, lease, mode if count > 2 else ReleaseMode.CONSUMED)
         tasks[name] = asyncio.get_running_loop().create_task(end)
-        await eventually(lambda: len(ended(fake)) + len(waiting) == count)  # noqa: B023 - awaited here
+        await eventually(lambda: len(ended(fake)) + waiting_count() == count)  # noqa: B023 - awaited here
     return tasks
 
 

@@ -3,7 +3,7 @@
 import gc
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from breadbox.operations.calls import Call
 from breadbox.operations.sharing import TOGETHER_S, SharedCalls, Sharer, TogetherError
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from support import growth
 from support.clock import ManualClock
 
 ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
@@ -466,3 +467,21 @@ def test_whatever_comes_and_ends_in_whatever_order_all_are_sent_once_and_hear_of
         if not left.intersection(indexes(each.request)):
             outcomes = [result.outcome for result in each.result().results]
             assert outcomes == [ADMITTED, STALE]
+
+
+@growth.marked
+def test_each_caller_takes_as_long_beside_those_of_many_buffers_as_of_few() -> None:
+    def ending(buffer_count: int) -> Callable[[], object]:
+        world, buffers = World(), [str(number) for number in range(buffer_count)]
+        first, *_ = [[world.leading(i, buffer=each) for each in buffers] for i in range(2)]
+        for each in buffers:
+            world.waiting(2, buffer=each)
+        answer = judged(first[0].request)
+
+        def end() -> None:
+            for each in first:
+                world.shared.end(each, answer)
+
+        return end
+
+    growth.check(ending, 4096)

@@ -153,7 +153,8 @@ class SharedCalls:
         self._lock = threading.Lock()
         self._under_way: dict[tuple[str, str, str], list[Sharer]] = {}
         """The leaders of calls under way, in the order of their beginning, by destination."""
-        self._waiting: dict[Sharer, None] = {}
+        self._waiting: dict[tuple[str, str, str], dict[Sharer, None]] = {}
+        """Those that wait, in the order in which they came, by destination."""
 
     def enter(self, sharer: Sharer) -> float:
         """Return 0.0 if this one leads a call now, else for how long it waits to be woken."""
@@ -162,7 +163,7 @@ class SharedCalls:
             if _is_enough(under_way):
                 left_s = under_way[-1].began_at + TOGETHER_S - self._now()
                 if left_s > 0:
-                    self._waiting[sharer] = None
+                    self._waiting.setdefault(sharer.destination, {})[sharer] = None
                     return left_s
             self._begin(sharer)
             return 0.0
@@ -170,7 +171,7 @@ class SharedCalls:
     def leave(self, sharer: Sharer) -> bool:
         """Take one out that waits no longer; False if it is in a call, or leads one."""
         with self._lock:
-            return self._waiting.pop(sharer, sharer) is None
+            return self._take_out(sharer)
 
     def lead(self, sharer: Sharer) -> Any:
         """Return what one sends that leads; with it goes what waits and has its destination."""
@@ -188,7 +189,7 @@ class SharedCalls:
         """
         destination = leader.destination
         with self._lock:
-            self._waiting.pop(leader, None)
+            self._take_out(leader)
             if leader not in self._under_way.get(destination, ()):
                 return
         company = leader.company
@@ -202,9 +203,9 @@ class SharedCalls:
             if not under_way:
                 del self._under_way[destination]
             if not _is_enough(under_way):
-                waiting = (each for each in self._waiting if each.destination == destination)
+                waiting = iter(self._waiting.get(destination, ()))
                 if (following := next(waiting, None)) is not None:
-                    del self._waiting[following]
+                    self._take_out(following)
                     self._begin(following)
                     woken.append(following)
         for each in woken:
@@ -220,14 +221,23 @@ class SharedCalls:
         company = leader.company
         left_bytes = TOGETHER_BYTES_MAX - sum(each.size_bytes for each in company)
         came = len(company)
-        for each in self._waiting:
-            if each.destination == leader.destination:
-                left_bytes -= each.size_bytes
-                if left_bytes < 0 or len(company) == TOGETHER_COUNT_MAX:
-                    break
-                company.append(each)
+        for each in self._waiting.get(leader.destination, ()):
+            left_bytes -= each.size_bytes
+            if left_bytes < 0 or len(company) == TOGETHER_COUNT_MAX:
+                break
+            company.append(each)
         for each in company[came:]:
-            del self._waiting[each]
+            self._take_out(each)
+
+    def _take_out(self, sharer: Sharer) -> bool:
+        """Have one wait no longer; False if it did not."""
+        waiting = self._waiting.get(sharer.destination, {})
+        if sharer not in waiting:
+            return False
+        del waiting[sharer]
+        if not waiting:
+            del self._waiting[sharer.destination]
+        return True
 
 
 def _is_enough(under_way: list[Sharer]) -> bool:
