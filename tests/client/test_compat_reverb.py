@@ -39,6 +39,7 @@ from breadbox.model.types import (
 from breadbox_adapters.reverb.items import Signature, flatten, fragment_of, restored, stored
 from breadbox_adapters.reverb.sampling import Draws, Stream
 from breadbox_adapters.reverb.sending import ItemSender
+from support import growth
 
 LIMIT_S = 20.0
 
@@ -591,3 +592,16 @@ def test_a_masked_array_is_no_step_because_its_mask_would_be_lost(
 ) -> None:
     with pytest.raises(UnsupportedArrayError, match=r"a.*mask apart"):
         writer.append({"a": np.ma.masked_array(np.zeros(2), True)})
+
+
+@growth.marked
+def test_each_step_of_a_long_episode_takes_as_long_to_look_back_from_as_one_of_a_short(
+    gate: Gate,
+) -> None:
+    def looking_back(step_count: int) -> Callable[[], object]:
+        writer = reverb.TrajectoryWriter(gate, 2)
+        for number in range(step_count):
+            writer.append(np.int64(number))
+        return lambda: [writer.history[-1:] for _ in range(step_count)]
+
+    growth.check(looking_back, 8192)

@@ -4,7 +4,7 @@ import math
 import operator
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 from uuid import uuid4
@@ -62,7 +62,7 @@ class TrajectoryColumn:
         return iter(self._cells)
 
     def __getitem__(self, key: "int | slice | list[int]") -> "TrajectoryColumn":
-        return _column(list(self._cells), key, self.path)
+        return _column(self._cells.__getitem__, len(self), key, self.path)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,13 +142,13 @@ class ColumnHistory:
         return self._gone_count + len(self._kept)
 
     def __iter__(self) -> Iterator[Cell | None]:
-        return iter(self._cells())
+        return map(self._cell, range(len(self)))
 
     def __getitem__(self, key: "int | slice | list[int]") -> TrajectoryColumn:
-        return _column(self._cells(), key, self.path)
+        return _column(self._cell, len(self), key, self.path)
 
-    def _cells(self) -> list[Cell | None]:
-        return [*([None] * self._gone_count), *self._kept]
+    def _cell(self, place: int) -> Cell | None:
+        return self._kept[place - self._gone_count] if place >= self._gone_count else None
 
     def _expire(self) -> None:
         while len(self._kept) > self._keep_count:
@@ -159,22 +159,27 @@ class ColumnHistory:
 
 
 def _column(
-    cells: list[Cell | None], key: "int | slice | list[int]", path: Path
+    cell: Callable[[int], Cell | None], count: int, key: "int | slice | list[int]", path: Path
 ) -> TrajectoryColumn:
-    """Return some cells; a slice from before the first step is refused, not cut short."""
+    """Return some of *count* cells; a slice from before the first step is refused, not cut short.
+
+    Only these are looked at: an episode may have many times as many steps.
+    """
+    places = range(count)
     if isinstance(key, slice):
-        if key.start is not None and key.start < -len(cells):
-            return TrajectoryColumn([None] * (-key.start - len(cells)) + cells[key], path)
-        return TrajectoryColumn(cells[key], path)
+        cells = [cell(place) for place in places[key]]
+        if key.start is not None and key.start < -count:
+            return TrajectoryColumn([None] * (-key.start - count) + cells, path)
+        return TrajectoryColumn(cells, path)
     if isinstance(key, list):
-        return TrajectoryColumn([cells[operator.index(each)] for each in key], path)
+        return TrajectoryColumn([cell(places[operator.index(each)]) for each in key], path)
     try:
         place = operator.index(key)
     except TypeError:
         raise TypeError(
             f"a column is indexed by a number, a slice or a list of numbers, not {type(key)}"
         ) from None
-    return TrajectoryColumn([cells[place]], path, is_squeezed=True)
+    return TrajectoryColumn([cell(places[place])], path, is_squeezed=True)
 
 
 def cell_of(value: Any, path: Path, like: tuple[DTypeLike, tuple[int, ...]] | None) -> Cell:
