@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -28,6 +28,7 @@ from breadbox.transport import background as keeping
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire import conversion as wire
+from support import growth
 from support.callers import make_caller
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, Gate, refuse
@@ -549,3 +550,19 @@ async def test_both_kinds_of_client_write_a_lease_the_same_way(
     async with make_caller(kind, address) as caller:
         lease = await caller.call("fetch", FRAGMENT_COUNT)
     assert "Lease('l', 20 fragments, open)" == repr(lease)
+
+
+@growth.marked
+def test_each_payload_that_is_refused_takes_as_long_as_the_first() -> None:
+    def refusing(count: int) -> Callable[[], object]:
+        context = SimpleNamespace(context=OperationWorld().context)
+        lease = Granted(context, "default", LeaseGrant("l", 60.0, (), "s", 0, "r"))
+        payload_ids = [f"{number:032x}" for number in range(count)]
+
+        def refuse_each() -> None:
+            for each in payload_ids:
+                lease.refuse([each])
+
+        return refuse_each
+
+    growth.check(refusing, 8192)

@@ -141,7 +141,7 @@ class Granted(Held):
         renewal = calls.renew_lease(buffer, grant.lease_id, None)
         super().__init__(interpreter, f"lease {grant.lease_id}", renewal, grant.remaining_s)
         self._buffer = buffer
-        self._unreadable: list[str] = []
+        self._unreadable: dict[str, None] = {}
         self._loaders: list[Planned[Any]] = []
         self._is_read = False
         """True once fragments were loaded without a limit on their staleness."""
@@ -200,7 +200,7 @@ class Granted(Held):
         lease.refuse([reference.metadata.payload.payload_id for reference in lease.references])
         ```
         """
-        self._unreadable += [each for each in payload_ids if each not in self._unreadable]
+        self._unreadable.update(dict.fromkeys(payload_ids))
 
     def __repr__(self) -> str:
         return f"Lease({self.lease_id!r}, {len(self)} fragments, {self._state()})"
@@ -314,7 +314,7 @@ class Granted(Held):
         """Release it on the server; after an error in the block without retries, to be quick."""
         if mode is ReleaseMode.CONSUMED and self._has_aged():
             mode = ReleaseMode.RETURNED
-        call = calls.release_lease(self._buffer, self.grant.lease_id, mode, self._unreadable)
+        call = calls.release_lease(self._buffer, self.grant.lease_id, mode, [*self._unreadable])
         if is_left_by is None:
             is_shared = mode is ReleaseMode.CONSUMED and not self._unreadable
             yield from operations.invoke(self._context, call, is_shared=is_shared)
