@@ -6,7 +6,7 @@ Needs its package and all that it imports, the extra `torchrl`: `make setup` ins
 import pickle  # noqa: TID251 - what collectors send a buffer by
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,11 @@ with warnings.catch_warnings():
     from torchrl.objectives.value import GAE
 
 from breadbox_adapters.torchrl import BreadboxReplayBuffer  # noqa: E402
+from breadbox_adapters.torchrl.buffer import _FollowedMirror  # noqa: E402
+from support import growth  # noqa: E402
 from support.documents import BLOCKS  # noqa: E402
 from support.eventually import eventually_sync  # noqa: E402
+from support.fragments import vector_fragment  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -421,3 +424,24 @@ def test_torchrls_advantages_of_its_sequences_are_ours(client: breadbox.Client) 
         gae_lambda=0.8,
     )
     np.testing.assert_allclose(theirs.numpy(), ours.advantage, rtol=1e-4, atol=1e-4)
+
+
+@growth.marked
+def test_each_fragment_of_many_takes_as_long_to_wait_for_as_one_of_few(
+    client: breadbox.Client,
+) -> None:
+    def waiting(count: int) -> Callable[[], object]:
+        fragments = [vector_fragment(index, step_count=1) for index in range(count)]
+        mirror = _FollowedMirror(client, capacity_steps=count)
+        mirror.close()  # They come by the test alone, after one another.
+        mirror.follow(fragments)
+        keys = iter([(each.worker_id, each.fragment_index) for each in fragments])
+
+        def wait_for(is_there: Callable[[], bool], *_: object) -> None:
+            while not is_there():
+                mirror._arrivals[next(keys)] = 1  # noqa: SLF001 - as `extend` does
+
+        mirror.wait_for = wait_for  # type: ignore[method-assign,assignment]
+        return lambda: mirror.handles_of(fragments, 1.0)
+
+    growth.check(waiting, 4096)

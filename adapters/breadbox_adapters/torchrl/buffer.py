@@ -65,12 +65,15 @@ class _FollowedMirror(ReplayMirror):
     def handles_of(self, fragments: Sequence[Fragment], timeout_s: float) -> Tensor:
         """Wait for the fragments; return their steps' handles, int64[N]."""
         keys = [(each.worker_id, each.fragment_index) for each in fragments]
+        awaited = list(keys)
+
+        def are_there() -> bool:  # Asked at each arrival, so it does not look at all again.
+            while awaited and self._arrivals[awaited[-1]] is not None:
+                awaited.pop()
+            return not awaited
+
         try:
-            self.wait_for(
-                lambda: all(self._arrivals[key] is not None for key in keys),
-                "steps of its own",
-                timeout_s,
-            )
+            self.wait_for(are_there, "steps of its own", timeout_s)
             starts = [self._arrivals[key] or 0 for key in keys]
         finally:
             with self._changed:
