@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from breadbox.model.errors import PayloadMissingError, StoreFullError, StoreUnavailableError
+from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
 from breadbox.stores.base import Confirmation
 from breadbox.stores.files import FileCustodian
+from breadbox.stores.keys import new_payload_id
 from support.store_contract import in_buffers, payload_of, read_back
 
 
@@ -193,3 +195,25 @@ async def test_a_directory_that_vanishes_is_unavailable(tmp_path: Path) -> None:
     root.rename(tmp_path / "elsewhere")
     with pytest.raises(StoreUnavailableError):
         await custodian.ping()
+
+
+@pytest.mark.parametrize("other_count", [0, 10_000])
+async def test_looking_for_payloads_lists_no_more_the_more_others_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_count: int
+) -> None:
+    """As for each buffer of many, when a server starts or a lease is returned."""
+    custodian = FileCustodian(str(tmp_path), unannounced_s=60.0)
+    asked = [PayloadReference(new_payload_id(), 1) for _ in range(400)]
+    others = [PayloadReference(new_payload_id(), 1) for _ in range(other_count)]
+    for each in asked[100:] + others:
+        (tmp_path / "payloads" / each.payload_id[:2] / each.payload_id).write_bytes(b"1")
+    original, listed = os.listdir, list[str]()
+
+    def listdir(path: Path) -> list[str]:
+        names = original(path)
+        listed.extend(names)
+        return names
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert asked[:100] == await custodian.missing(asked)
+    assert len(listed) <= 2 * len(asked)

@@ -66,6 +66,9 @@ _EPOCH_DIGITS: Final = 20
 _BUFFERS_PER_CALL: Final = 1024
 _BYTES_PER_CALL: Final = 32 * 2**20
 
+LISTED_MAX: Final = 4
+"""Names listed for a payload, beyond which it costs less to look for each by itself."""
+
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
@@ -497,13 +500,17 @@ class FileCustodian:
 
     @_in_thread
     def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """For many, list whole directories, at a quarter of the cost."""
+        """For many, list whole directories, at a quarter of the cost, unless most are of others."""
         listed: set[str] = set()
         with _translated_errors():
-            if len(references) > _DIRECTORIES:
-                for number in range(_DIRECTORIES):
-                    listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
-                    _heard()
+            numbers = range(_DIRECTORIES if len(references) > _DIRECTORIES else 0)
+            for number in numbers:
+                listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
+                _heard()
+                # Each directory has an equal share of what is asked for, and of what is there.
+                asked_count = len(references) * (number + 1) / _DIRECTORIES
+                if len(listed) > LISTED_MAX * asked_count:
+                    break
 
             def is_present(each: PayloadReference) -> bool:
                 return each.payload_id in listed or self._is_present(each)
