@@ -5,6 +5,7 @@ Method: rows of toy episodes (obs of step k is [k]), disturbed in one way per te
 random shuffles and batch cuts.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from breadbox_offline.report import (
 )
 from breadbox_offline.rows.assembly import RowAssembler, map_rows
 from breadbox_offline.rows.options import MappingOptions, OfflineSchema, RowGrouping
+from support import growth
 
 Columns = dict[str, Any]
 
@@ -121,6 +123,22 @@ class TestOrder:
         assert {("a", 6), ("b", 4), ("c", 9), ("d", 1)} == {(e.id, len(e)) for e in found}
         for episode in found:
             assert np.arange(len(episode) + 1).tolist() == episode.observations[:, 0].tolist()
+
+    @growth.marked
+    def test_each_row_of_a_long_episode_takes_as_long_to_assemble_as_one_of_a_short(self) -> None:
+        def assembling(batch_count: int) -> Callable[[], object]:
+            whole = rows("a", 8 * batch_count)
+            batches = [pick(whole, range(at, at + 8)) for at in range(0, 8 * batch_count, 8)]
+            assembler = RowAssembler(MappingOptions(), ValidationReport())
+
+            def assemble() -> None:
+                assert [8 * batch_count] == [
+                    len(each) for batch in batches for each in assembler.add(batch)
+                ]
+
+            return assemble
+
+        growth.check(assembling, 1024)
 
 
 class TestWhatDoesNotFit:

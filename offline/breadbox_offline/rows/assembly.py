@@ -91,15 +91,21 @@ class RowAssembler:
     def __init__(self, options: MappingOptions, report: ValidationReport) -> None:
         self._options = options
         self._report = report
-        self._held: RowTable | None = None
+        self._held: list[RowTable] = []
+        self._held_count = 0
+        """Number of rows that wait."""
 
     def add(self, columns: Columns, *, first_row: int = 0) -> list[Episode]:
         """Return the episodes that these rows complete; rows of other episodes wait."""
         table = read_rows(columns, self._options, first_row=first_row)
-        if self._held is not None:
-            _check_same_columns(self._held, table)
-            table = self._held.append(table)
-            self._held = None
+        if self._held:
+            _check_same_columns(self._held[0], table)
+        count = self._held_count + len(table)
+        if count <= self._options.held_rows_max and not (table.terminated | table.truncated).any():
+            # They complete no episode: all rows are joined, and looked through, once some do.
+            self._hold(table.take(np.arange(len(table))))
+            return []
+        table = RowTable.joined([*self._take_held(), table])
         groups = _Groups.of(table)
         is_open = ~groups.any_done(table)
         waiting = np.flatnonzero(is_open[groups.codes])
@@ -110,17 +116,26 @@ class RowAssembler:
             waiting = np.flatnonzero(is_open[groups.codes])
         if len(waiting):
             ready = np.flatnonzero(~is_open[groups.codes])
-            self._held = table.take(waiting)
+            self._hold(table.take(waiting))
             table = table.take(ready)
             groups = _Groups.of(table)
         return _assemble(table, groups, self._options, self._report) if len(table) else []
 
     def finish(self) -> list[Episode]:
         """Return the episodes of the rows that waited, unfinished as they are."""
-        table, self._held = self._held, None
-        if table is None:
+        if not self._held:
             return []
+        table = RowTable.joined(self._take_held())
         return _assemble(table, _Groups.of(table), self._options, self._report)
+
+    def _hold(self, table: RowTable) -> None:
+        if len(table):
+            self._held.append(table)
+            self._held_count += len(table)
+
+    def _take_held(self) -> list[RowTable]:
+        held, self._held, self._held_count = self._held, [], 0
+        return held
 
 
 def _check_same_columns(held: RowTable, table: RowTable) -> None:

@@ -1,5 +1,6 @@
 """Turn recorded columns into arrays, one row per step: unpack, stack, check flags strictly."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -238,19 +239,19 @@ class RowTable:
 
         return RowTable(**{each.name: pick(getattr(self, each.name)) for each in fields(self)})
 
-    def append(self, later: "RowTable") -> "RowTable":
-        """Return the rows of both, these first; both must have the same columns."""
+    @classmethod
+    def joined(cls, tables: Sequence["RowTable"]) -> "RowTable":
+        """Return the rows of all, in order; all must have the same columns."""
 
-        def chain(front: Any, back: Any) -> Any:
-            if front is None or back is None:
+        def chain(columns: list[Any]) -> Any:
+            if any([column is None for column in columns]):
                 return None
-            return front + back if isinstance(front, list) else trees.concat([front, back])
+            if isinstance(columns[0], list):
+                return [*itertools.chain.from_iterable(columns)]
+            return trees.concat(columns)
 
-        return RowTable(
-            **{
-                each.name: chain(getattr(self, each.name), getattr(later, each.name))
-                for each in fields(self)
-            }
+        return cls(
+            **{each.name: chain([getattr(it, each.name) for it in tables]) for each in fields(cls)}
         )
 
 
