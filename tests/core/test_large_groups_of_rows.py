@@ -1,4 +1,4 @@
-"""Rows of one group are replaced, dropped and listed without a look at all others of the group."""
+"""Rows of one group are replaced, dropped, lost and listed without a look at all others of it."""
 
 import random
 import sys
@@ -10,8 +10,20 @@ import pytest
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig
-from breadbox_server.core.model.ids import FragmentIndex, PayloadId, SessionId, WorkerId
-from breadbox_server.core.model.inputs import AppendFragments, DropMembers, Fragment, Payload
+from breadbox_server.core.model.ids import (
+    FragmentIndex,
+    ModelVersion,
+    PayloadId,
+    SessionId,
+    WorkerId,
+)
+from breadbox_server.core.model.inputs import (
+    AppendFragments,
+    DropMembers,
+    DropPayloads,
+    Fragment,
+    Payload,
+)
 from breadbox_server.core.model.validation import PART_VERSION
 from support.inputs import start_session
 
@@ -26,13 +38,15 @@ pytestmark = [
 
 
 def parts_of(member: int, start: int) -> list[Fragment]:
+    """Its parts; of each member they have another version, as its sequence would."""
+    version = ModelVersion(PART_VERSION - MEMBERS + member)
     return [
         Fragment(
             WorkerId("g"),
             FragmentIndex(member),
             SessionId("s"),
-            PART_VERSION,
-            PART_VERSION,
+            version,
+            version,
             Payload(PayloadId(f"{start + member * PARTS + number:032x}"), 1),
             step_count=0,
             discontinuity=True,
@@ -65,13 +79,22 @@ def drop(buffers: BufferSet, members: int) -> None:
     assert [] == buffers[B].members("", ("", -1), 1)
 
 
+def lose(buffers: BufferSet, members: int) -> None:
+    """As when the store has lost the last part of each row."""
+    lost = [PayloadId(f"{(member + 1) * PARTS - 1:032x}") for member in range(members)]
+    assert members * PARTS == buffers.apply(DropPayloads(B, tuple(lost)), now=0.0)
+    assert [] == buffers[B].members("", ("", -1), 1)
+
+
 def list_payloads(buffers: BufferSet, members: int) -> None:
     """As fsck and quotas do, and a server that starts."""
     assert sum(1 for _ in buffers[B].payloads()) == members * PARTS
     assert sum(map(len, buffers[B].payload_batches(100))) == members * PARTS
 
 
-@pytest.mark.parametrize("act", [replace, drop, list_payloads, lambda them, _: them.snapshot()])
+@pytest.mark.parametrize(
+    "act", [replace, drop, lose, list_payloads, lambda them, _: them.snapshot()]
+)
 def test_each_row_of_a_large_group_takes_as_long_as_one_of_a_small(act: Any) -> None:
     def taken_s(members: int) -> float:
         buffers = filled(members)

@@ -1,11 +1,13 @@
 """What learners and operators change: sessions, versions, priorities, limits, and what is lost."""
 
+from collections.abc import Iterable
+
 from breadbox_server.core.limiters import make_limiter
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import StaleBy, StalePolicy
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.events import DiscardReason, EvictionReason, ModelChanged
-from breadbox_server.core.model.ids import ModelVersion, PayloadId
+from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.model.inputs import (
     VERSION_OF,
     ModelState,
@@ -113,26 +115,41 @@ def _report_model(state: BufferState) -> None:
 
 def drop_payloads(state: BufferState, input: inputs.DropPayloads, *, now: float) -> int:
     """Give up whatever refers to payloads that the store lost, and count its fragments."""
-    if any(payload_id in state.payloads.owners for payload_id in input.payload_ids):
+    owners = state.payloads.owners
+    if any(payload_id in owners for payload_id in input.payload_ids):
         state.shared.record(input, now)
-    dropped_count = sum([_drop_payload(state, payload_id) for payload_id in input.payload_ids])
+    dropped_count = _drop_open(state, input.payload_ids)
+    dropped_count += sum([_drop_payload(state, payload_id) for payload_id in input.payload_ids])
     granting.settle(state, now=now)
     return dropped_count
 
 
+def _drop_open(state: BufferState, payload_ids: Iterable[PayloadId]) -> int:
+    """Give up what open chunks have of lost payloads, with one look at each of the chunks."""
+    lost_of: dict[WorkerId, set[PayloadId]] = {}
+    for payload_id in payload_ids:
+        owner = state.payloads.owners.get(payload_id, MODEL_OWNER)
+        if owner is not MODEL_OWNER and not isinstance(owner, Chunk):
+            lost_of.setdefault(owner, set()).add(payload_id)
+    dropped_count = 0
+    for worker_id, lost in lost_of.items():
+        gone = state.assembly.discard_lost(worker_id, lost)
+        state.discard(gone, DiscardReason.PAYLOAD_LOST)
+        dropped_count += len(gone)
+    return dropped_count
+
+
 def _drop_payload(state: BufferState, payload_id: PayloadId) -> int:
+    """Give up the weights, or the closed chunk, of a lost payload."""
     if payload_id not in state.payloads.owners:
         return 0
     owner = state.payloads.owners[payload_id]
     if owner is MODEL_OWNER:
         state.model.drop(payload_id)
         return 0
-    if isinstance(owner, Chunk):
-        is_lost = state.holdings.lose(owner, EvictionReason.PAYLOAD_LOST)
-        return len(owner.fragments) if is_lost else 0
-    lost = state.assembly.discard_lost(owner, payload_id)
-    state.discard(lost, DiscardReason.PAYLOAD_LOST)
-    return len(lost)
+    assert isinstance(owner, Chunk), "open ones are given up already"
+    is_lost = state.holdings.lose(owner, EvictionReason.PAYLOAD_LOST)
+    return len(owner.fragments) if is_lost else 0
 
 
 def report_unreadable(state: BufferState, input: inputs.ReportUnreadable, *, now: float) -> None:

@@ -7,7 +7,7 @@ A3  Open chunks stand in order of their last fragment's arrival: the silent are 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple
@@ -261,12 +261,13 @@ class Assembly:
             gone.extend(self._discard_through(worker, last_stale))
         return gone
 
-    def discard_lost(self, worker_id: WorkerId, payload_id: PayloadId) -> list[Fragment]:
-        """Give up the open fragment that has a payload, and what came before it in its chunk."""
+    def discard_lost(self, worker_id: WorkerId, payload_ids: Set[PayloadId]) -> list[Fragment]:
+        """Give up the open fragments that have payloads, and what came before in their chunk."""
         worker = self.workers[worker_id]
         assert worker.open_chunk is not None
-        payload_ids = [fragment.payload.payload_id for fragment in worker.open_chunk.fragments]
-        return self._discard_through(worker, payload_ids.index(payload_id))
+        fragments = worker.open_chunk.fragments
+        lost = [i for i, each in enumerate(fragments) if each.payload.payload_id in payload_ids]
+        return self._discard_through(worker, lost[-1])
 
     def end_stale(self, worker: Worker) -> list[Fragment]:
         """Give up what a fragment of this worker, refused as stale, makes useless."""

@@ -23,7 +23,7 @@ from breadbox_server.core.lacking import Held, Lacking, MemberKey
 from breadbox_server.core.model.config import MEMBERS_MAX
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
-from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
+from breadbox_server.core.model.ids import PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
 from breadbox_server.core.model.sorted_names import SortedNames
 from breadbox_server.core.pacing import Reserved
@@ -89,15 +89,6 @@ class GroupChunk(OpenChunk):
 
     def _all(self) -> Iterator[Fragment]:
         return (each for parts in self.members.values() for each in parts.values())
-
-    def oldest(self, version_of: VersionOf) -> ModelVersion:
-        """Return the version of the oldest part, with a look at few where it is still there."""
-        found = list[ModelVersion]()
-        for each in self._all():
-            found.append(version_of(each))
-            if found[-1] == self.version:
-                break
-        return min(found)
 
     def find(self, key: tuple[int, str]) -> Fragment | None:
         """Return a part of a member, or None if it has none."""
@@ -316,11 +307,7 @@ class Groups(Assembly):
         gone = chunk.take_out(member)
         self.lacking.note(name, member, {})
         self.open_fragment_count -= len(gone)
-        version = chunk.oldest(self.version_of)
-        if version != chunk.version:
-            chunk.version = version
-            self._by_version.push((version, name))
-            self._by_version.compact(len(self.open))
+        # Its version may be older now than its rows: these are never stale.
         return gone
 
     def names_from(self, name: str) -> Iterator[WorkerId]:
@@ -369,14 +356,16 @@ class Groups(Assembly):
             gone += self.drop(self.workers[entry[1]], GroupEndReason.STALE)
         return gone
 
-    def discard_lost(self, worker_id: WorkerId, payload_id: PayloadId) -> list[Fragment]:
-        """End the group, or the row, of a member with a lost payload; return all of it."""
+    def discard_lost(self, worker_id: WorkerId, payload_ids: Set[PayloadId]) -> list[Fragment]:
+        """End the group, or the rows, of members with lost payloads; return all of them."""
         group = self.workers[worker_id]
         chunk = self.chunk_of(group)
         if self.fragments_per_chunk or chunk is None:
             return self.drop(group, GroupEndReason.LOST)
-        (lost,) = [each for each in chunk.fragments if each.payload.payload_id == payload_id]
-        return self.drop_row(worker_id, lost.fragment_index)
+        lost = dict.fromkeys(
+            [e.fragment_index for e in chunk.fragments if e.payload.payload_id in payload_ids]
+        )
+        return [each for member in lost for each in self.drop_row(worker_id, member)]
 
     def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
         """Change the ends of groups with chunks that left unused; not if their session ends."""
