@@ -419,6 +419,9 @@ class ReplayBuffer:
         for worker_id in state.assembly.workers:
             holds = worker_id in state.payloads.counts
             assert holds == (worker_id in senders), "P4: payloads of workers"
+        if (groups := self._groups) is not None:
+            idle = next((each for each in groups.workers if each not in senders), None)
+            assert groups.first_idle(state.payloads) == idle, "O7: the group to forget"
         listed = sorted(payload.payload_id for payload in self.payloads())
         expected = sorted(payload.payload_id for payload in [*stored, *weights])
         assert listed == expected, "I1: payloads as listed"

@@ -135,6 +135,8 @@ class Worker:
     end: GroupEndReason | None = None
     """Why it ended, if it is a group and has ended."""
     end_number: int = 0
+    heard_number: int = 0
+    """Ascending in the order of silence, if it is a group: the last heard of has the highest."""
 
 
 class AppendPreview(NamedTuple):
@@ -157,7 +159,6 @@ class Assembly:
 
     in_any_order: ClassVar = False
     """Whether the fragments of a chunk may come in any order."""
-    idle_search_max: ClassVar[int | None] = IDLE_SEARCH_MAX
 
     def __init__(self, fragments_per_chunk: int, version_of: VersionOf, tickets: Tickets) -> None:
         self.fragments_per_chunk = fragments_per_chunk
@@ -190,9 +191,12 @@ class Assembly:
         return worker
 
     def first_idle(self, payloads: PayloadLedger) -> WorkerId | None:
-        """Return the longest silent worker (of `idle_search_max`) with nothing held, or None."""
-        silent, holders = islice(self.workers, self.idle_search_max), payloads.counts
+        """Return the longest silent worker (of `IDLE_SEARCH_MAX`) with nothing held, or None."""
+        silent, holders = islice(self.workers, IDLE_SEARCH_MAX), payloads.counts
         return next((worker_id for worker_id in silent if worker_id not in holders), None)
+
+    def note_free(self, worker_id: WorkerId) -> None:
+        """Take note of a worker, remembered or not, that has nothing held any more."""
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a worker with nothing held."""

@@ -133,13 +133,15 @@ class BufferState:
         self.room.in_any_order = groups
         size, version_of = self.config.fragments_per_chunk, self.version_of
         tickets = Tickets(self._note_tickets_ended)
-        if not groups:
-            return Assembly(size, version_of, tickets)
-        return Groups(
-            *(size, version_of, tickets, self._note_group_end, lambda: self.config.drop_equal),
-            lambda fragments: self.discard(fragments, DiscardReason.WORKER_SILENT),
-            self.config.parts_of_complete,
-        )
+        assembly = Assembly(size, version_of, tickets)
+        if groups:
+            assembly = Groups(
+                *(size, version_of, tickets, self._note_group_end, lambda: self.config.drop_equal),
+                lambda fragments: self.discard(fragments, DiscardReason.WORKER_SILENT),
+                self.config.parts_of_complete,
+            )
+        self.payloads.on_free = assembly.note_free
+        return assembly
 
     def _note_tickets_ended(self, end: TicketEnd, count: int) -> None:
         self.counters[TICKETS_ENDED[end]] += count

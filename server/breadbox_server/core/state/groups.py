@@ -11,6 +11,7 @@ O3  Ends stand in order of their numbers.
 O4  A group with a ticket is open, or has no member yet and is not remembered.
 O5  A member is complete if it has each required part.
 O6  What was listed or claimed once is found by an index: names in order, and `Lacking` (K1, K2).
+O7  If there was a search for a group to forget, those with nothing held are found by an index.
 """
 
 import json
@@ -25,6 +26,7 @@ from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
 from breadbox_server.core.model.ids import PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
+from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.model.sorted_names import SortedNames
 from breadbox_server.core.pacing import Reserved
 from breadbox_server.core.state.assembly import (
@@ -161,8 +163,6 @@ class Groups(Assembly):
     """The groups of the current session; `on_end` is called with each end."""
 
     in_any_order: ClassVar = True
-    # Most groups have ended: the bound on them is met all the time.
-    idle_search_max: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -188,9 +188,10 @@ class Groups(Assembly):
         self._on_end = on_end
         self._drop_equal = drop_equal
         self._ends: dict[int, Worker] = {}
-        self.none_idle = (-1, -1)
-        """`freed_count` and number of groups at the latest search for a group to forget, if it
-        found none. Until one of the two changes, another search finds none either."""
+        self._heard_count = 0
+        self._idle: LazyHeap[tuple[int, WorkerId]] | None = None
+        """Groups with nothing held, the longest silent first, or None if none was ever searched
+        for. Most groups have ended: the bound on them is met all the time."""
 
     @property
     def reserved_count(self) -> int:
@@ -220,8 +221,12 @@ class Groups(Assembly):
         ticket = self.tickets.by_group.get(fragment.worker_id)
         if ticket is not None and fragment.fragment_index in ticket.given_back:
             return AppendPreview(None, 0, closes_chunk=False, end=GroupEndReason.GIVEN_BACK)
-        count = self._count_with(self.chunk_of(worker), fragment, reserved)
-        return CLOSES if count >= self.awaited_count(fragment.worker_id) else GOES_ON
+        chunk, awaited_count = self.chunk_of(worker), self.awaited_count(fragment.worker_id)
+        there_count = 0 if chunk is None else len(chunk.complete)
+        if there_count + len(reserved) + 1 < awaited_count:
+            return GOES_ON  # Each part that is reserved completes one member at most.
+        count = self._count_with(chunk, fragment, reserved)
+        return CLOSES if count >= awaited_count else GOES_ON
 
     def _count_with(
         self, chunk: GroupChunk | None, fragment: Fragment, reserved: Set[tuple[int, str]]
@@ -236,14 +241,19 @@ class Groups(Assembly):
         ):
             return 0
 
-        def has_all(member: int, more: Set[tuple[int, str]]) -> bool:
+        def has_all(member: int, more: tuple[int, str] | None = None) -> bool:
             keys = [(member, part) for part in self.required]
-            return all([key in more or (chunk is not None and chunk.has(key)) for key in keys])
+            return all(
+                [
+                    key == more or key in reserved or (chunk is not None and chunk.has(key))
+                    for key in keys
+                ]
+            )
 
-        if not has_all(member, {*reserved, fragment.key}) or has_all(member, reserved):
+        if not has_all(member, fragment.key) or has_all(member):
             return 0
         if reserved:
-            complete = complete | {each for each, _ in reserved if has_all(each, reserved)}
+            complete = complete | {each for each, _ in reserved if has_all(each)}
         return len(complete) + 1
 
     @staticmethod
@@ -379,7 +389,7 @@ class Groups(Assembly):
         self._ends.clear()
         self._names = None
         self.lacking.clear()
-        self.none_idle = (-1, -1)
+        self._idle = None
         return super().discard_all()
 
     def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
@@ -408,12 +418,37 @@ class Groups(Assembly):
         self.put(worker, GroupChunk(*place, self.version_of, self.required))
 
     def first_idle(self, payloads: PayloadLedger) -> WorkerId | None:
-        """Return the longest silent group with nothing held, or None."""
-        as_of = payloads.freed_count, len(self.workers)
-        idle = None if self.none_idle == as_of else super().first_idle(payloads)
-        if idle is None:
-            self.none_idle = as_of
-        return idle
+        """Return the longest silent group with nothing held, or None; the first look sorts."""
+        if self._idle is None:
+            holders, groups = payloads.counts, self.workers
+
+            def is_idle(entry: tuple[int, WorkerId]) -> bool:
+                group = groups.get(entry[1])
+                return (
+                    group is not None and group.heard_number == entry[0] and entry[1] not in holders
+                )
+
+            self._idle = LazyHeap(is_idle)
+            self._idle.replace(
+                [(each.heard_number, name) for name, each in groups.items() if name not in holders]
+            )
+        first = self._idle.first()
+        return None if first is None else first[1]
+
+    def find_or_add(self, worker_id: WorkerId) -> Worker:
+        """Return a group, remembering it from now on as the one heard of last."""
+        group = super().find_or_add(worker_id)
+        self._heard_count += 1
+        group.heard_number = self._heard_count
+        self.note_free(worker_id)  # As it is, unless it has members, or gets one now.
+        return group
+
+    def note_free(self, worker_id: WorkerId) -> None:
+        """Take note of a group, remembered or not, that has nothing held any more."""
+        group = self.workers.get(worker_id)
+        if self._idle is not None and group is not None:
+            self._idle.push((group.heard_number, worker_id))
+            self._idle.compact(len(self.workers))
 
     def forget(self, worker_id: WorkerId) -> None:
         """Forget a group that has ended, and its end."""

@@ -7,7 +7,7 @@ P3  `referred_bytes` counts the fragments' payloads, `weights_bytes` the model's
 P4  Of every worker, the payloads of its fragments that are referred to are counted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from breadbox_server.core.model.ids import PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, Payload
@@ -26,8 +26,8 @@ class PayloadLedger:
         self.owners: dict[PayloadId, Owner] = {}
         self.counts: dict[WorkerId, int] = {}
         """Payloads referred to, by the worker that sent them."""
-        self.freed_count = 0
-        """Times that a worker's last one was let go of."""
+        self.on_free: Callable[[WorkerId], None] = lambda worker_id: None
+        """Called with each worker whose last one was let go of."""
         self.disposable: list[Payload] = []
         """What was let go of and has not been reported yet, in order (P2)."""
         self.referred_bytes = 0
@@ -62,7 +62,7 @@ class PayloadLedger:
                 counts[worker_id] = left
             else:
                 del counts[worker_id]
-                self.freed_count += 1
+                self.on_free(worker_id)
 
     def take_weights(self, weights: Payload) -> None:
         """Refer to a model's weights."""
