@@ -137,7 +137,8 @@ class Claims:
     def _look(self, buffer: BufferName, claim: _Claim) -> None:
         # It may have been served while it waited; and no claim overtakes those that wait.
         if claim.lease is None:
-            self._serve(buffer)
+            if buffer in self._due or self._core.buffers.has_more_to_claim(buffer):
+                self._serve(buffer)
             self._take(buffer, claim)
 
     def _serve_soon(self, buffer: BufferName) -> None:
@@ -147,8 +148,9 @@ class Claims:
 
     def _serve(self, buffer: BufferName) -> None:
         self._due.discard(buffer)
+        without = set[Wanted]()
         for claim, woken in list(self._queues.get(buffer, {}).items()):
-            if woken.done():
+            if woken.done() or claim.wanted in without:
                 continue
             try:
                 is_served = self._take(buffer, claim)
@@ -157,6 +159,8 @@ class Claims:
                 is_served = True
             if is_served:
                 woken.set_result(None)
+            else:
+                without.add(claim.wanted)
 
     def _take(self, buffer: BufferName, claim: _Claim) -> bool:
         """Give a claim the members that there are for it; return whether there are any."""
