@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Final
 
 from breadbox_server.core.model import errors, inputs
@@ -16,7 +15,9 @@ from breadbox_server.core.state.room_queue import Position, place_of
 PLACE_KEPT_S: Final = 5.0
 """Seconds for which a position is kept after a wait or connection ended: the caller comes again."""
 LOOKED_AT_MAX: Final = 256
-"""Appends that wait that are looked at in one go."""
+"""Appends that wait that are looked at in one go,"""
+FEW: Final = 4
+"""and of these first: mostly no further one is looked at."""
 
 
 def wait(state: BufferState, input: inputs.WaitForRoom, *, now: float) -> CallerId:
@@ -52,20 +53,25 @@ def call_up(state: BufferState) -> Iterator[CallerId]:
             position.is_called = True
             yield position.caller_id
     blocked_by: AdmissionOutcome | None = None
-    for position in list(islice(queue.waiting(), LOOKED_AT_MAX)):
-        if not queue.is_waiting(position):
-            continue
-        worker = state.assembly.workers.get(position.fragment.worker_id)
-        preview = state.room.preview(state.assembly, worker, position.fragment)
-        if blocked_by and not intake.may_overtake(state, blocked_by, preview.closes_chunk):
-            return
-        with suppress(errors.DomainError):  # It hears of that in its turn.
-            outcome = intake.judge(state, position.fragment, worker, preview).outcome
-            if outcome.asks_to_wait:
-                blocked_by = position.waits_for = outcome
+    looked_until = 0
+    for count in (FEW, LOOKED_AT_MAX):
+        for position in queue.first_waiting(count):
+            if position.number <= looked_until:
                 continue
-        position.is_called = True
-        yield position.caller_id
+            looked_until = position.number
+            if not queue.is_waiting(position):
+                continue
+            worker = state.assembly.workers.get(position.fragment.worker_id)
+            preview = state.room.preview(state.assembly, worker, position.fragment)
+            if blocked_by and not intake.may_overtake(state, blocked_by, preview.closes_chunk):
+                return
+            with suppress(errors.DomainError):  # It hears of that in its turn.
+                outcome = intake.judge(state, position.fragment, worker, preview).outcome
+                if outcome.asks_to_wait:
+                    blocked_by = position.waits_for = outcome
+                    continue
+            position.is_called = True
+            yield position.caller_id
 
 
 def time_out_overdue(state: BufferState, *, now: float) -> None:

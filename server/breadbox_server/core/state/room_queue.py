@@ -42,6 +42,8 @@ class Position:
     is_called: bool = False
     """True once its turn has come."""
     is_kept: bool = False
+    number: int = 0
+    """Ascending in the order of the queue."""
 
 
 class RoomQueue:
@@ -51,6 +53,9 @@ class RoomQueue:
         self._positions: OrderedDict[Place, Position] = OrderedDict()
         self.by_caller: dict[CallerId, Position] = {}
         """Each position under its latest caller."""
+        self._waiting: LazyHeap[tuple[int, CallerId]] = LazyHeap(self._waits)
+        """The callers that wait: as many positions as there are may be kept before them."""
+        self._last_number = 0
         self._by_deadline: LazyHeap[tuple[float, CallerId]] = LazyHeap(self._has_deadline)
         self.kept: dict[CallerId, Position] = {}
         """Those of them that are kept, the oldest first."""
@@ -71,7 +76,12 @@ class RoomQueue:
         former = self._positions.get(place)
         if former is not None:
             self._forget(former)
+            position.number = former.number
+        else:
+            self._last_number += 1
+            position.number = self._last_number
         self._positions[place] = position
+        self._waiting.push((position.number, position.caller_id))
         self.by_caller[position.caller_id] = position
         self._wait(position)
         return former
@@ -79,6 +89,7 @@ class RoomQueue:
     def _wait(self, position: Position) -> None:
         self._by_deadline.push((position.until, position.caller_id))
         self._by_deadline.compact(len(self.by_caller))
+        self._waiting.compact(len(self.by_caller))
 
     def keep(self, position: Position, until: float) -> None:
         """Keep the position of a caller that goes."""
@@ -106,12 +117,22 @@ class RoomQueue:
         """Iterate over those that wait, in order; do not change the queue meanwhile."""
         return (each for each in self._positions.values() if not (each.is_called or each.is_kept))
 
+    def first_waiting(self, count: int) -> list[Position]:
+        """Return the first so many of them, without a look at those that are kept."""
+        return [self.by_caller[caller_id] for _, caller_id in self._waiting.first_many(count)]
+
     def waits_for(self) -> AdmissionOutcome | None:
         """Return what the first of them waits for, or None if none waits."""
-        if not self._positions:
-            return None
-        first = next(self.waiting(), None)
-        return None if first is None else first.waits_for
+        first = self._waiting.first()
+        return None if first is None else self.by_caller[first[1]].waits_for
+
+    def _waits(self, entry: tuple[int, CallerId]) -> bool:
+        position = self.by_caller.get(entry[1])
+        return (
+            position is not None
+            and position.number == entry[0]
+            and not (position.is_called or position.is_kept)
+        )
 
     def note_outdated(self, session_id: SessionId, version_min: int, version_of: VersionOf) -> None:
         """Note those that wait with a fragment of another session, or a stale one; O(waiting)."""
@@ -142,5 +163,7 @@ class RoomQueue:
         assert self.by_caller == callers, "Q3: callers"
         kept = {caller_id: each for caller_id, each in callers.items() if each.is_kept}
         assert self.kept == kept, "Q1: kept ones"
+        waiting = [(each.number, each.caller_id) for each in self.waiting()]
+        assert self._waiting.first_many(len(waiting) + 1) == waiting, "Q2: order"
         deadlines = sorted((each.until, each.caller_id) for each in positions if not each.is_called)
         assert self._by_deadline.first_many(len(deadlines) + 1) == deadlines, "Q3: deadlines"
