@@ -1,6 +1,7 @@
 """Appends: confirmed before admission, in order, in batches; what nobody owns is deleted."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -361,6 +362,20 @@ def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
     for number in (1, 2, 1, 3):
         unowned.add(payload(number), 0.0)
     assert (2, [2]) == (len(unowned), leaving(deletions))
+
+
+def test_payloads_that_nobody_owns_end_together_without_a_look_at_those_that_ended() -> None:
+    def taken_s(count: int) -> float:
+        deletions, unowned = unowned_payloads(FakeCustodian())
+        for number in range(count):
+            unowned.add(payload(number), 0.0)
+        began_at = time.process_time()
+        unowned.delete_overdue(10.0)
+        assert count == len(deletions)
+        return time.process_time() - began_at
+
+    few_s, many_s = (min(taken_s(count) for _ in range(3)) for count in (10_000, 40_000))
+    assert many_s < few_s * 8.0, (few_s, many_s)
 
 
 def test_a_payload_that_is_refused_again_is_kept_for_as_long_again() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -367,6 +369,21 @@ def test_bytes_are_bounded_of_a_caller() -> None:
     with pytest.raises(GatewayFullError, match="100000 bytes are written with this token"):
         it.say("a", 1)
     it.say("a", 100_000, now=60.0)
+
+
+def test_payloads_are_forgotten_together_without_a_look_at_those_forgotten_before() -> None:
+    """A token may have written 262,144, the smallest that count."""
+
+    def taken_s(count: int) -> float:
+        held = Unannounced(2**30, keep_s=60)
+        held.add("a", references(*[1] * count), 0.0, Mock())
+        began_at = time.process_time()
+        held.add("b", references(1), 60.0, Mock())
+        assert 0 == held.bytes_of("a")
+        return time.process_time() - began_at
+
+    few_s, many_s = (min(taken_s(count) for _ in range(3)) for count in (10_000, 40_000))
+    assert many_s < few_s * 8.0, (few_s, many_s)
 
 
 def test_who_says_much_and_sends_little_takes_nothing_of_others() -> None:

@@ -8,10 +8,10 @@ Appends without room may wait, in order of arrival (B31).
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import compress, islice, takewhile
+from itertools import accumulate, compress, islice, takewhile
 from typing import Final
 
 from breadbox_server.admission.precedence import WAIT_S_MAX, Precedence
@@ -82,7 +82,7 @@ class AppendQueue:
         self._clock = clock
         self._metrics = metrics
         self._fragments_max = fragments_max
-        self._pending: dict[PendingAppend, None] = {}
+        self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
         """Appends to decide, in order of arrival, behind those called up from the queues."""
         self._waiters: dict[CallerId, PendingAppend] = {}
         """Appends that wait for room, or have their turn."""
@@ -201,8 +201,8 @@ class AppendQueue:
                 await self._run_slice()
 
     def _fills_slice(self) -> bool:
-        undecided = [len(each.fragments) - len(each.results) for each in self._pending]
-        return sum(undecided) >= SLICE_FRAGMENTS
+        undecided = (len(each.fragments) - len(each.results) for each in self._pending)
+        return any(count >= SLICE_FRAGMENTS for count in accumulate(undecided))
 
     async def _run_slice(self) -> None:
         started_at = self._clock.now()
@@ -277,8 +277,9 @@ class AppendQueue:
             if taken.is_full:
                 self._looks_again = True
                 break
-        if called:
-            self._pending = dict.fromkeys((*called, *self._pending))
+        for pending in reversed(called):
+            self._pending[pending] = None
+            self._pending.move_to_end(pending, last=False)
 
     def _look_later(self) -> None:
         """Look again later: journal and deletions do not report when they have room."""

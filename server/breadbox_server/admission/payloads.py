@@ -180,7 +180,8 @@ class UnownedPayloads:
         self._deletions = deletions
         self._keep_s = keep_s
         self._is_referenced = is_referenced
-        self._payloads: dict[PayloadId, tuple[float, Payload]] = {}
+        # Ordered: the first of a plain one is behind the places of all that left.
+        self._payloads: OrderedDict[PayloadId, tuple[float, Payload]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -202,8 +203,7 @@ class UnownedPayloads:
             self._delete_oldest()
 
     def _delete_oldest(self) -> None:
-        payload_id = next(iter(self._payloads))
-        _, payload = self._payloads.pop(payload_id)
+        payload_id, (_, payload) = self._payloads.popitem(last=False)
         is_leaving = self._deletions.is_leaving(payload_id)
         if not is_leaving and not self._is_referenced(payload_id):
             self._deletions.put([payload])

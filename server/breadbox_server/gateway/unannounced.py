@@ -4,7 +4,7 @@ A caller's limit counts declared bytes, so it begins no write that it may not fi
 total limit counts received bytes and one part more: declaring much takes nothing from others.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +32,8 @@ class Unannounced:
     def __init__(self, bytes_max: int, *, keep_s: float) -> None:
         self.bytes_max = bytes_max
         self._keep_s = keep_s
-        self._held: dict[PayloadId, _Held] = {}
+        # Ordered, as below: the first of a plain one is behind the places of all that left.
+        self._held: OrderedDict[PayloadId, _Held] = OrderedDict()
         """In order of expiry."""
         self._of: dict[str, dict[PayloadId, _Held]] = {}
         self._bytes: Counter[str] = Counter()
@@ -62,7 +63,7 @@ class Unannounced:
                 f"{self.bytes_max} may be"
             )
         self._bytes[caller] += wanted
-        of_caller = self._of.setdefault(caller, {})
+        of_caller = self._of.setdefault(caller, OrderedDict())
         for each in references:
             held = _Held(now + self._keep_s, caller, each, give_up)
             self._held[each.payload_id] = of_caller[each.payload_id] = held
