@@ -6,12 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, SchemaPolicy
+from breadbox_server.core.model.config import (
+    AssemblyPolicy,
+    BufferConfig,
+    SchemaPolicy,
+    StalePolicy,
+)
 from breadbox_server.core.model.events import FetchGranted
 from breadbox_server.core.model.ids import (
     FragmentIndex,
@@ -31,7 +37,7 @@ from breadbox_server.core.model.inputs import (
     ReleaseLease,
     ReleaseMode,
 )
-from support.inputs import start_session
+from support.inputs import publish_model, start_session
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -51,13 +57,13 @@ def member(group: str, number: int = 0, version: int = 0) -> Fragment:
     )
 
 
-def groups_of(size: int, workers_max: int = 65_536) -> BufferSet:
+def groups_of(size: int, **limits: Any) -> BufferSet:
     config = BufferConfig(
         assembly=AssemblyPolicy.GROUPS,
         fragments_per_chunk=size,
         schema=SchemaPolicy.ANY,
         capacity_chunks=100_000,
-        workers_max=workers_max,
+        **limits,
     )
     buffers = BufferSet(random.Random(0), config)
     buffers.apply(start_session("s", buffer=B), now=0.0)
@@ -109,3 +115,21 @@ def test_each_member_offered_costs_as_much_behind_many_of_its_group_as_behind_fe
 
     few_s, many_s = (fewest_s(partial(of, size)) for size in (256, 1_023))
     assert many_s < few_s * 9.0, (few_s, many_s)
+
+
+def test_each_member_costs_as_much_where_a_fetch_waits_for_many_groups_as_for_few() -> None:
+    """A fetch holds newer groups back for older ones, and each member may end that (B35)."""
+
+    def among(open_count: int) -> Callable[[], object]:
+        limits = {"stale": StalePolicy.WAIT, "groups_per_version": 8, "staleness_max": 4}
+        buffers = groups_of(4, **limits)
+        append(buffers, [member(f"old-{each}") for each in range(open_count)])
+        buffers.apply(publish_model(3, session_id="s"), now=0.0)
+        append(buffers, [member(f"new-{each}", at, 3) for each in range(8) for at in range(4)])
+        fetch = Fetch(buffer=B, request_id=RequestId("r"), fragment_count=32, deadline_at=1.0)
+        buffers.apply(fetch, now=0.0)
+        assert not [each for each in buffers.take_events() if isinstance(each, FetchGranted)]
+        return partial(append, buffers, [member(f"old-{each}", 1) for each in range(100)])
+
+    few_s, many_s = (fewest_s(partial(among, count)) for count in (500, 2_000))
+    assert many_s < few_s * 2.5, (few_s, many_s)

@@ -1,6 +1,6 @@
 """For which group a fetch waits, so that no older one becomes too stale (B35). Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from breadbox_server.core.model.ids import ModelVersion, WorkerId
@@ -12,6 +12,26 @@ class Reserved(NamedTuple):
     version: ModelVersion
     """The oldest that it can have."""
     name: WorkerId
+
+
+def must_wait(
+    counts: Mapping[ModelVersion, int],
+    newest: ModelVersion,
+    *,
+    version_min: int,
+    per_version: int,
+    spare: int,
+) -> bool:
+    """Return whether a fetch waits, as `awaited` says, by how many are under way of each version.
+
+    Of those of a version the last is the first to come too late.
+    """
+    place = -1
+    for version in sorted([each for each in counts if version_min <= each < newest]):
+        place += counts[version]
+        if place >= per_version * (version - version_min) + spare:
+            return True
+    return False
 
 
 def awaited(

@@ -4,10 +4,11 @@ A1  The fragments of an open chunk are of one worker and the current session, ha
     indices, and only the first may bear a discontinuity.
 A2  It has 1 to `fragments_per_chunk` - 1 fragments; a worker has at most one.
 A3  Open chunks stand in order of their last fragment's arrival: the silent are found in front.
+A4  Once it was asked for, it is known how much is under way of each version.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence, Set
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, Final, NamedTuple
@@ -173,6 +174,10 @@ class Assembly:
         self.open_fragment_count = 0
         self.ended_count = 0
         """Ends of groups ever noted; the number of the latest."""
+        self._reserved: dict[WorkerId, ModelVersion] | None = None
+        """Version of each that `reserved` lists, or None if they were never counted."""
+        self._reserved_counts = Counter[ModelVersion]()
+        tickets.on_change = self._note_reserved
 
     @property
     def reserved_count(self) -> int:
@@ -183,6 +188,32 @@ class Assembly:
         """List what is under way: of workers, what has a ticket; O(that)."""
         for each in self.tickets.by_group.values():
             yield Reserved(each.model_version, each.group)
+
+    def reserved_counts(self) -> Mapping[ModelVersion, int]:
+        """Count what is under way by version; the first look lists it."""
+        if self._reserved is None:
+            self._reserved = {each.name: each.version for each in self.reserved()}
+            self._reserved_counts = Counter(self._reserved.values())
+        return self._reserved_counts
+
+    def _reserved_version(self, name: WorkerId) -> ModelVersion | None:
+        """Return the version with which `reserved` lists a name, or None if it does not."""
+        ticket = self.tickets.by_group.get(name)
+        return None if ticket is None else ticket.model_version
+
+    def _note_reserved(self, name: WorkerId) -> None:
+        """Count what is under way under a name anew."""
+        if self._reserved is None:
+            return
+        counts, former = self._reserved_counts, self._reserved.pop(name, None)
+        if former is not None:
+            counts[former] -= 1
+            if not counts[former]:
+                del counts[former]
+        version = self._reserved_version(name)
+        if version is not None:
+            self._reserved[name] = version
+            counts[version] += 1
 
     def find_or_add(self, worker_id: WorkerId) -> Worker:
         """Return a worker, remembering it from now on as the one heard of last."""
@@ -288,6 +319,7 @@ class Assembly:
     def discard_all(self) -> list[Fragment]:
         """Give up every open chunk, the longest silent first, and forget workers and tickets."""
         self.tickets.end_all(TicketEnd.SESSION_ENDED)
+        self._reserved = None
         gone = [fragment for chunk in self.open.values() for fragment in chunk.fragments]
         self.workers.clear()
         self.open.clear()
@@ -309,6 +341,8 @@ class Assembly:
     def check_invariants(self) -> None:
         """Assert A1 to A3; O(fragments open)."""
         self.tickets.check_invariants()
+        counted = Counter([each.version for each in self.reserved()])
+        assert self.reserved_counts() == counted, "A4: what is under way"
         touched_at = float("-inf")
         for worker_id, chunk in self.open.items():
             assert self.workers[worker_id].open_chunk is chunk, "A2: worker and chunk"

@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
-from typing import Final
+from typing import Final, TypedDict
 
 from breadbox_server.core.limiters import Flow, make_limiter
 from breadbox_server.core.model.config import (
@@ -35,9 +35,15 @@ from breadbox_server.core.model.events import (
     TicketEnd,
     TicketsEnded,
 )
-from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
+from breadbox_server.core.model.ids import (
+    BufferName,
+    CallerId,
+    ModelVersion,
+    PayloadId,
+    ReservationId,
+)
 from breadbox_server.core.model.inputs import VERSION_OF, Fragment, GroupEndReason
-from breadbox_server.core.pacing import Reserved, awaited
+from breadbox_server.core.pacing import Reserved, awaited, must_wait
 from breadbox_server.core.samplers import make_draw_order, make_remover
 from breadbox_server.core.state.assembly import Assembly
 from breadbox_server.core.state.grants import LeaseBook, Waiter, WaiterQueue
@@ -51,6 +57,15 @@ from breadbox_server.core.state.tickets import Tickets, TicketWaiter
 
 QUARANTINED_MAX: Final = 16
 """Fragments in quarantine that are named; how many chunks there were is counted."""
+
+
+class _Pace(TypedDict):
+    """What `pacing` judges by, besides what is under way."""
+
+    newest: ModelVersion
+    version_min: int
+    per_version: int
+    spare: int
 
 
 class Shared:
@@ -203,14 +218,29 @@ class BufferState:
             self.holds(chunk_count)
             and self.has_leases_for(world_size)
             and self.limiter.may_draw(self.flow, chunk_count)
-            and self.awaited(chunk_count) is None
+            and not self._must_wait(chunk_count)
         )
+
+    def _must_wait(self, chunk_count: int) -> bool:
+        """Return whether a fetch that could be granted waits for what is under way; O(versions)."""
+        terms = self._pace(chunk_count)
+        return terms is not None and must_wait(self.assembly.reserved_counts(), **terms)
 
     def awaited(self, chunk_count: int) -> Reserved | None:
         """Return the group, or ticket, for which a fetch that could be granted waits, or None.
 
+        O(what is under way) if it waits.
+        """
+        terms = self._pace(chunk_count)
+        if terms is None or not must_wait(self.assembly.reserved_counts(), **terms):
+            return None
+        return awaited(self.assembly.reserved(), **terms)
+
+    def _pace(self, chunk_count: int) -> _Pace | None:
+        """Return by what a fetch that could be granted waits for what is under way, if it may.
+
         No fetch waits so while an append waits for room, or while only a fetch makes a place: what
-        it waits for may need that. O(what is under way) where `stale` is wait.
+        it waits for may need that.
         """
         config, version = self.config, self.model.version
         if config.stale is not StalePolicy.WAIT or version is None or self.queue.waits_for():
@@ -219,9 +249,8 @@ class BufferState:
         if blocks and self.holdings.kept_count >= config.capacity_chunks:
             return None
         per_version = config.groups_per_version
-        return awaited(
-            self.assembly.reserved(),
-            self.holdings.table.newest_drawn(chunk_count),
+        return _Pace(
+            newest=self.holdings.table.newest_drawn(chunk_count),
             version_min=self.version_min,
             per_version=per_version,
             spare=max(0, per_version - self.meter.version_delivered_count - chunk_count),

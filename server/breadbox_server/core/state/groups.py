@@ -24,7 +24,7 @@ from breadbox_server.core.lacking import Held, Lacking, MemberKey
 from breadbox_server.core.model.config import MEMBERS_MAX
 from breadbox_server.core.model.description import GroupEnd, OpenGroup
 from breadbox_server.core.model.events import EvictionReason, TicketEnd
-from breadbox_server.core.model.ids import PayloadId, WorkerId
+from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, GroupEndReason, VersionOf
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.model.sorted_names import SortedNames
@@ -200,12 +200,16 @@ class Groups(Assembly):
 
     def reserved(self) -> Iterator[Reserved]:
         """List the open groups; one with a ticket may yet get a member of the ticket's version."""
-        for name, chunk in self.open.items():
-            ticket = self.tickets.by_group.get(name)
-            version = chunk.version if ticket is None else min(chunk.version, ticket.model_version)
+        for name in (*self.open, *self.tickets.unbegun):
+            version = self._reserved_version(name)
+            assert version is not None, "it is open, or has a ticket"
             yield Reserved(version, name)
-        for name, ticket in self.tickets.unbegun.items():
-            yield Reserved(ticket.model_version, name)
+
+    def _reserved_version(self, name: WorkerId) -> ModelVersion | None:
+        chunk, version = self.open.get(name), super()._reserved_version(name)
+        if chunk is None or version is None:
+            return version if chunk is None else chunk.version
+        return min(chunk.version, version)
 
     def preview(
         self,
@@ -289,6 +293,7 @@ class Groups(Assembly):
             if version < chunk.version:
                 chunk.version = version
                 self._by_version.push((chunk.version, worker.worker_id))
+                self._note_reserved(worker.worker_id)
         is_short = len(chunk.complete) < self.awaited_count(worker.worker_id)
         return None if is_short or not self.fragments_per_chunk else self.deliver(worker, chunk)
 
@@ -403,6 +408,7 @@ class Groups(Assembly):
             for member, parts in open_chunk.members.items():
                 self.lacking.note(name, member, parts)
         self.tickets.unbegun.pop(name, None)
+        self._note_reserved(name)
 
     def discard(self, worker: Worker) -> list[Fragment]:
         """Give up an open group, and return its fragments."""
@@ -410,7 +416,9 @@ class Groups(Assembly):
             self._names.remove(worker.worker_id)
         if self.lacking.indexes:
             self.lacking.leave(worker.worker_id)
-        return super().discard(worker)
+        fragments = super().discard(worker)
+        self._note_reserved(worker.worker_id)
+        return fragments
 
     def open_again(self, worker: Worker, fragments: list[Fragment], touched_at: float) -> None:
         """Open a group with the fragments that it has."""

@@ -47,6 +47,8 @@ class Tickets:
 
     def __init__(self, on_end: Callable[[TicketEnd, int], None]) -> None:
         self._on_end = on_end
+        self.on_change: Callable[[WorkerId], None] = lambda group: None
+        """Called with each group that got a ticket, or has none any more, but by `end_all`."""
         self.by_group: dict[WorkerId, Ticket] = {}
         self.unbegun: dict[WorkerId, Ticket] = {}
         """Those of groups without a member yet; where workers make chunks, all."""
@@ -63,6 +65,7 @@ class Tickets:
             self.by_request.setdefault(ticket.request_id, []).append(ticket)
             self.counts[ticket.holder] += 1
             self._by_expiry.push((ticket.expires_at, ticket.group))
+            self.on_change(ticket.group)
 
     def renew(self, ticket: Ticket, expires_at: float) -> None:
         """Move the expiry of a ticket, forward or back."""
@@ -84,6 +87,7 @@ class Tickets:
         if not self.counts[ticket.holder]:
             del self.counts[ticket.holder]
         self._by_expiry.compact(len(self.by_group))
+        self.on_change(group)
         self._on_end(end, 1)
 
     def end_all(self, end: TicketEnd) -> None:
