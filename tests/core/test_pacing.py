@@ -1,6 +1,7 @@
 """Fetches that wait for older groups, versions to count from, and tickets of workers' chunks."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from breadbox_server.core.model.errors import InvalidArgumentError, TicketNotFou
 from breadbox_server.core.model.events import FetchGranted, RoomWaitEnded, WaitElapsed
 from breadbox_server.core.model.ids import CallerId, ModelVersion, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, UpdateBuffer
-from breadbox_server.core.pacing import Reserved, awaited
+from breadbox_server.core.pacing import Reserved, awaited, must_wait
 from core.test_tickets import SIZE, Producers
 from core.world import World
 from support.metadata import make_fragment
@@ -393,3 +394,22 @@ def test_a_caller_that_waits_for_a_ticket_of_a_worker_gets_the_one_that_is_given
     world.back(first)
     [taken] = world.buffers.take_events()[-1:]
     assert caller == taken.caller_id  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whether_a_fetch_waits_follows_from_how_many_are_under_way_of_each_version(
+    seed: int,
+) -> None:
+    print("seed", seed)  # noqa: T201 - told when it fails
+    rng = random.Random(seed)
+    for _ in range(200):
+        versions = [ModelVersion(rng.randrange(6)) for _ in range(rng.randrange(12))]
+        reserved = [Reserved(each, WorkerId(f"g{i}")) for i, each in enumerate(versions)]
+        newest = ModelVersion(rng.randrange(7))
+        version_min, per_version, spare = rng.randrange(5), rng.randrange(4), rng.randrange(4)
+        waited_for = awaited(
+            reserved, newest, version_min=version_min, per_version=per_version, spare=spare
+        )
+        assert (waited_for is not None) == must_wait(
+            Counter(versions), newest, version_min=version_min, per_version=per_version, spare=spare
+        )

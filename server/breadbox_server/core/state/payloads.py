@@ -27,7 +27,7 @@ class PayloadLedger:
         self.counts: dict[WorkerId, int] = {}
         """Payloads referred to, by the worker that sent them."""
         self.on_free: Callable[[WorkerId], None] = lambda worker_id: None
-        """Called with each worker whose last one was let go of."""
+        """Called with each worker that has none any more."""
         self.disposable: list[Payload] = []
         """What was let go of and has not been reported yet, in order (P2)."""
         self.referred_bytes = 0
