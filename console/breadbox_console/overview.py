@@ -360,7 +360,10 @@ def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any
     def uses(each: SeenFragment) -> int:
         life, since = history.lives.get(each.chunk_id, ChunkLife()), each.appended_at
         later = [one for one in life.grants if one["at"] > since and one["end"] != "returned"]
-        return max(1, each.uses_then + life.earlier_use_count + len(later))
+        # Where a grant that is kept came before the fragment was read, so did all that are not.
+        is_first_later = bool(life.grants) and life.grants[0]["at"] > since
+        earlier_count = life.earlier_use_count if is_first_later else 0
+        return max(1, each.uses_then + earlier_count + len(later))
 
     at_grant = [
         age + min(each.version_min for each in index.chunks[chunk_id])

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.callers import KINDS, Caller, make_caller
 from support.eventually import eventually
-from support.fake_service import FakeService, refuse
+from support.fake_service import FakeService, Gate, refuse
 from support.fragments import vector_fragment
 
 ADMITTED = types.AdmissionOutcome.ADMITTED
@@ -33,22 +32,6 @@ def _inline(fake: FakeService, tmp_path: Path) -> None:
         inline_size_bytes_max=2**16,
     )
     fake.will("GetStoreConfig", *[config] * 20)
-
-
-class Held:
-    """Answers calls when the test says so; admits everything then."""
-
-    def __init__(self) -> None:
-        self._open = threading.Event()
-
-    def open(self) -> None:
-        """Answer what waits, and all that comes."""
-        self._open.set()
-
-    def __call__(self, request: Any, context: grpc.ServicerContext) -> pb.AppendFragmentsResponse:
-        context.add_callback(self._open.set)
-        assert self._open.wait(30)
-        return admit_all(request, context)
 
 
 def admit_all(request: Any, context: grpc.ServicerContext) -> pb.AppendFragmentsResponse:
@@ -70,7 +53,7 @@ def append(caller: Caller, worker_id: str, buffer: str = "b") -> "asyncio.Task[A
     return asyncio.get_running_loop().create_task(call)
 
 
-async def busy(caller: Caller, fake: FakeService, held: Held) -> "list[asyncio.Task[Any]]":
+async def busy(caller: Caller, fake: FakeService, held: Gate) -> "list[asyncio.Task[Any]]":
     """Two calls that the server holds."""
     fake.will("AppendFragments", held, held)
     await caller.call("list_buffers")  # Connected.
@@ -103,11 +86,11 @@ async def beside(caller: Caller, names: "list[str]") -> "list[asyncio.Task[Any]]
 async def test_those_that_come_beside_calls_under_way_go_in_one(
     caller: Caller, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", admit_all)
     later = await beside(caller, ["a", "b", "c", "d"])
-    held.open()
+    held.open.set()
     results = [await each for each in (*first, *later)]
     assert [result.outcome for result in results] == [ADMITTED] * 6
     assert workers(fake) == [["first"], ["second"], ["a", "b", "c", "d"]] or workers(fake) == [
@@ -128,11 +111,11 @@ async def test_a_refusal_that_may_concern_one_is_raised_to_that_one_alone(
             )(request, context)
         return admit_all(request, context)
 
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", *[refuse_b] * 9)
     later = await beside(caller, ["a", "b", "c"])
-    held.open()
+    held.open.set()
     await asyncio.wait([*first, *later])
     a, b, c = later
     assert [(await a).outcome, (await c).outcome] == [ADMITTED] * 2
@@ -153,11 +136,11 @@ async def test_those_without_room_come_again_each_by_itself_and_wait_at_the_serv
         answer.retry_delay.seconds = 60
         return answer
 
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", full_for_b, admit_all)
     later = await beside(caller, ["a", "b", "c"])
-    held.open()
+    held.open.set()
     results = [await each for each in (*first, *later)]
     assert [result.outcome for result in results] == [ADMITTED] * 5
     assert workers(fake)[2:] == [["a", "b", "c"], ["b"]]
@@ -165,22 +148,22 @@ async def test_those_without_room_come_again_each_by_itself_and_wait_at_the_serv
 
 
 async def test_an_outage_is_retried_by_each(caller: Caller, fake: FakeService) -> None:
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", refuse(grpc.StatusCode.UNAVAILABLE), *[admit_all] * 3)
     later = await beside(caller, ["a", "b", "c"])
-    held.open()
+    held.open.set()
     results = [await each for each in (*first, *later)]
     assert [result.outcome for result in results] == [ADMITTED] * 5
     assert sorted(workers(fake)[3:]) == [["a"], ["b"], ["c"]]
 
 
 async def test_another_buffer_is_not_waited_for(caller: Caller, fake: FakeService) -> None:
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", admit_all)
     assert (await append(caller, "elsewhere", buffer="c")).outcome is ADMITTED
-    held.open()
+    held.open.set()
     for each in first:
         await each
 
@@ -188,13 +171,13 @@ async def test_another_buffer_is_not_waited_for(caller: Caller, fake: FakeServic
 async def test_a_silent_call_is_not_waited_for(
     caller: Caller, fake: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 0.01)
     fake.will("AppendFragments", *[admit_all] * 3)
     for name in ("a", "b", "c"):
         assert (await append(caller, name)).outcome is ADMITTED
-    held.open()
+    held.open.set()
     for each in first:
         await each
 
@@ -203,13 +186,13 @@ async def test_a_silent_call_is_not_waited_for(
 async def test_the_wait_for_company_is_a_part_of_the_deadline(
     kind: str, address: str, fake: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     async with make_caller(kind, address, deadline_s=10.0) as caller:
         first = await busy(caller, fake, held)
         monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 2.0)
         fake.will("AppendFragments", admit_all)
         await append(caller, "a")
-        held.open()
+        held.open.set()
         for each in first:
             await each
     left_s = [call.time_remaining_s for call in fake.received if call.method == "AppendFragments"]
@@ -219,11 +202,11 @@ async def test_the_wait_for_company_is_a_part_of_the_deadline(
 async def test_closing_ends_all_that_waits_and_all_that_goes_together(
     caller: Caller, fake: FakeService
 ) -> None:
-    held, together = Held(), Held()
+    held, together = Gate(admit_all), Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", together)
     later = await beside(caller, ["a", "b", "c"])
-    held.open()
+    held.open.set()
     await asyncio.wait(first)
     await eventually(lambda: len(workers(fake)) == 3)
     more = append(caller, "d")
@@ -239,21 +222,21 @@ async def test_closing_ends_all_that_waits_and_all_that_goes_together(
 async def test_a_task_that_is_cancelled_takes_nothing_from_the_others(
     address: str, fake: FakeService, which: str
 ) -> None:
-    held, together = Held(), Held()
+    held, together = Gate(admit_all), Gate(admit_all)
     async with make_caller("asyncio", address) as caller:
         first = await busy(caller, fake, held)
         fake.will("AppendFragments", together, admit_all)
         later = await beside(caller, ["a", "b", "c"])
         if which != "waits":
-            held.open()
+            held.open.set()
             await asyncio.wait(first)
             await eventually(lambda: len(workers(fake)) == 3)
         gone = later.pop(0 if which == "leads" else 1)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
-        held.open()
-        together.open()
+        held.open.set()
+        together.open.set()
         results = [await each for each in (*first, *later)]
         assert [result.outcome for result in results] == [ADMITTED] * 4
         expected = ["a", "c"] if which == "waits" else ["a", "b", "c"]
@@ -262,13 +245,13 @@ async def test_a_task_that_is_cancelled_takes_nothing_from_the_others(
 
 
 async def test_of_a_group_nothing_goes_together(caller: Caller, fake: FakeService) -> None:
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     fake.will("AppendFragments", admit_all)
     group = [vector_fragment(index, worker_id="group") for index in range(5)]
     await caller.call("append_many", group, buffer="b")
     assert workers(fake)[2] == ["group"] * 5
-    held.open()
+    held.open.set()
     for each in first:
         await each
 
@@ -276,13 +259,13 @@ async def test_of_a_group_nothing_goes_together(caller: Caller, fake: FakeServic
 async def test_an_origin_that_was_not_told_yet_is_told_beside_other_calls_too(
     caller: Caller, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     first = await busy(caller, fake, held)
     caller.client.declare_origin({"wrappers": "none"})
     fake.will("AppendFragments", *[admit_all] * 3)
     later = [append(caller, name) for name in ("a", "b", "c")]
     await eventually(lambda: len(workers(fake)) + waiting(caller) == 5)
-    held.open()
+    held.open.set()
     for each in (*first, *later):
         await each
     told = [each.schemas[0].origin for each in fake.requests("AppendFragments")[2:] if each.schemas]
@@ -295,13 +278,13 @@ async def test_an_origin_that_was_not_told_yet_is_told_beside_other_calls_too(
 async def test_one_that_waits_for_room_for_less_than_a_moment_does_not_wait_for_company(
     kind: str, address: str, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     async with make_caller(kind, address, append_wait_s=0.2) as caller:
         first = await busy(caller, fake, held)
         fake.will("AppendFragments", admit_all)
         assert (await append(caller, "a")).outcome is ADMITTED
         assert fake.requests("AppendFragments")[-1].max_wait.ToNanoseconds() > 0
-        held.open()
+        held.open.set()
         for each in first:
             await each
 
@@ -309,7 +292,7 @@ async def test_one_that_waits_for_room_for_less_than_a_moment_does_not_wait_for_
 async def test_a_task_that_is_cancelled_when_it_is_to_lead_leaves_the_others_to_themselves(
     address: str, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     async with make_caller("asyncio", address) as caller:
         first = await busy(caller, fake, held)
         fake.will("AppendFragments", *[admit_all] * 5)
@@ -322,7 +305,7 @@ async def test_a_task_that_is_cancelled_when_it_is_to_lead_leaves_the_others_to_
             leader.cancel()  # Before it runs again.
 
         shared.end = end_and_cancel
-        held.open()
+        held.open.set()
         async with asyncio.timeout(20):
             with pytest.raises(asyncio.CancelledError):
                 await leader
@@ -342,17 +325,17 @@ async def test_one_whose_leader_is_interrupted_when_it_is_to_say_so_is_sent_alon
         raise Interrupted
 
     monkeypatch.setattr("breadbox.operations.sharing.TOGETHER_S", 2.0)
-    held, together = Held(), Held()
+    held, together = Gate(admit_all), Gate(admit_all)
     async with make_caller("blocking", address, deadline_s=0.5) as caller:
         first = await busy(caller, fake, held)
         fake.will("AppendFragments", together, admit_all)
         leader, other = await beside(caller, ["a", "b"])
-        held.open()
+        held.open.set()
         await asyncio.wait(first)
         await eventually(lambda: len(workers(fake)) == 3)
         shared = caller.client._interpreter._shared  # noqa: SLF001 - not seen elsewhere
         end, shared.end = shared.end, interrupted
-        together.open()
+        together.open.set()
         with pytest.raises(Interrupted):
             await leader
         async with asyncio.timeout(20):
@@ -363,7 +346,7 @@ async def test_one_whose_leader_is_interrupted_when_it_is_to_say_so_is_sent_alon
 async def test_closing_ends_a_call_of_several_that_has_just_begun(
     address: str, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(admit_all)
     async with make_caller("asyncio", address) as caller:
         first = await busy(caller, fake, held)
         later = await beside(caller, ["a", "b", "c"])
@@ -378,7 +361,7 @@ async def test_closing_ends_a_call_of_several_that_has_just_begun(
             return kept
 
         interpreter._keep = keep_and_close  # noqa: SLF001
-        held.open()
+        held.open.set()
         for each in later:
             async with asyncio.timeout(20):
                 with pytest.raises(errors.ClosedError):

@@ -1,7 +1,6 @@
 """Leases that threads or tasks of one client end at the same time, over a real channel."""
 
 import asyncio
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from breadbox.stores import open_store
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.callers import Caller
 from support.eventually import eventually
-from support.fake_service import FakeService, refuse
+from support.fake_service import FakeService, Gate, refuse
 
 NAMES = ["first", "second", "a", "b", "c"]
 
@@ -32,18 +31,6 @@ def _leases(fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in NAMES:
         lease = pb.Lease(lease_id=name, remaining_duration=Duration(seconds=600))
         fake.will("FetchFragments", pb.FetchFragmentsResponse(grant=pb.FetchGrant(lease=lease)))
-
-
-class Held:
-    """Answers releases when the test says so."""
-
-    def __init__(self) -> None:
-        self.open = threading.Event()
-
-    def __call__(self, request: Any, context: grpc.ServicerContext) -> pb.ReleaseLeaseResponse:
-        context.add_callback(self.open.set)
-        assert self.open.wait(30)
-        return end_all(request, context)
 
 
 def end_all(request: Any, context: grpc.ServicerContext) -> pb.ReleaseLeaseResponse:
@@ -65,7 +52,7 @@ async def release(caller: Caller, lease: Any, mode: ReleaseMode = ReleaseMode.CO
 
 
 async def begun(
-    caller: Caller, fake: FakeService, held: Held, mode: ReleaseMode = ReleaseMode.CONSUMED
+    caller: Caller, fake: FakeService, held: Gate, mode: ReleaseMode = ReleaseMode.CONSUMED
 ) -> "dict[str, asyncio.Task[None]]":
     """Releases of all leases: two under way that the server holds, and the others beside them."""
     fake.will("ReleaseLease", held, held)
@@ -90,7 +77,7 @@ async def all_of(tasks: "dict[str, asyncio.Task[None]]") -> None:
 async def test_what_is_released_beside_calls_under_way_goes_in_one(
     caller: Caller, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(end_all)
     tasks = await begun(caller, fake, held)
     fake.will("ReleaseLease", end_all)
     held.open.set()
@@ -106,7 +93,7 @@ async def test_a_lease_that_has_ended_is_said_to_its_own_caller_alone(
             return refuse(grpc.StatusCode.NOT_FOUND, "LEASE_NOT_FOUND", lease="b")(request, context)
         return end_all(request, context)
 
-    held = Held()
+    held = Gate(end_all)
     tasks = await begun(caller, fake, held)
     fake.will("ReleaseLease", *[refuse_b] * 4)
     held.open.set()
@@ -119,7 +106,7 @@ async def test_a_lease_that_has_ended_is_said_to_its_own_caller_alone(
 async def test_a_server_that_knows_of_no_further_leases_is_sent_each(
     caller: Caller, fake: FakeService
 ) -> None:
-    held = Held()
+    held = Gate(end_all)
     tasks = await begun(caller, fake, held)
     held.open.set()
     await all_of(tasks)  # By empty answers.
@@ -127,7 +114,7 @@ async def test_a_server_that_knows_of_no_further_leases_is_sent_each(
 
 
 async def test_leases_that_are_returned_go_alone(caller: Caller, fake: FakeService) -> None:
-    held = Held()
+    held = Gate(end_all)
     tasks = await begun(caller, fake, held, ReleaseMode.RETURNED)
     assert ended(fake) == [[name] for name in NAMES]
     held.open.set()

@@ -434,3 +434,15 @@ def test_of_a_chunk_that_was_often_used_the_latest_grants_are_kept_and_all_uses_
     batch = describe_batch(history, index)
     assert batch is not None
     assert [(times + 1, 1)] == batch["uses"]
+
+
+def test_uses_before_a_chunk_was_read_are_counted_once() -> None:
+    times = GRANTS_MAX + 10
+    history, index = used(times=times), EpisodeIndex(steps_max=1000, age_s_max=1e9)
+    history.add(float(times), description(event(2 * times, "granted", 0)))
+    seen = replace(reference(played(0), chunk_id=0), use_count=times)
+    index.add(seen, {}, played(0), times - 0.25)
+
+    batch = describe_batch(history, index)
+    assert batch is not None
+    assert [(times + 1, 1)] == batch["uses"]

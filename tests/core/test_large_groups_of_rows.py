@@ -1,8 +1,7 @@
 """Rows of one group are replaced, dropped, lost and listed without a look at all others of it."""
 
 import random
-import sys
-import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,15 +24,13 @@ from breadbox_server.core.model.inputs import (
     Payload,
 )
 from breadbox_server.core.model.validation import PART_VERSION
+from support import growth
 from support.inputs import start_session
 
 MEMBERS, PARTS = 1024, 8
-GROWTH_MAX = 9.0
-"""Times as long as for a quarter of the members: 4 where each takes the same, and 16 with a look at
-all others."""
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time"),
+    growth.marked,
 ]
 
 
@@ -96,12 +93,4 @@ def list_payloads(buffers: BufferSet, members: int) -> None:
     "act", [replace, drop, lose, list_payloads, lambda them, _: them.snapshot()]
 )
 def test_each_row_of_a_large_group_takes_as_long_as_one_of_a_small(act: Any) -> None:
-    def taken_s(members: int) -> float:
-        buffers = filled(members)
-        began_at = time.process_time()
-        act(buffers, members)
-        return time.process_time() - began_at
-
-    few_s = min(taken_s(MEMBERS // 4) for _ in range(3))
-    all_s = min(taken_s(MEMBERS) for _ in range(3))
-    assert all_s < few_s * GROWTH_MAX, (few_s, all_s)
+    growth.check(lambda members: partial(act, filled(members), members), MEMBERS)

@@ -1,8 +1,6 @@
 """A group, or a member, costs as much among many others as among few."""
 
 import random
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -37,11 +35,12 @@ from breadbox_server.core.model.inputs import (
     ReleaseLease,
     ReleaseMode,
 )
+from support import growth
 from support.inputs import publish_model, start_session
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer takes most of the time"),
+    growth.marked,
 ]
 PAYLOAD_IDS: Iterator[int] = count()
 
@@ -75,18 +74,6 @@ def append(buffers: BufferSet, fragments: Sequence[Fragment]) -> None:
     assert [AdmissionOutcome.ADMITTED] * len(fragments) == [each.outcome for each in answers]
 
 
-def fewest_s(make: Callable[[], Callable[[], object]]) -> float:
-    """Processor time of what *make* returns, the shortest of three."""
-
-    def taken_s() -> float:
-        act = make()
-        began_at = time.process_time()
-        act()
-        return time.process_time() - began_at
-
-    return min(taken_s() for _ in range(3))
-
-
 def test_a_group_is_let_in_for_a_used_one_without_a_look_at_those_that_are_open() -> None:
     """Where as many are remembered as may be, and a producer began most long ago."""
     new = 64
@@ -103,8 +90,7 @@ def test_a_group_is_let_in_for_a_used_one_without_a_look_at_those_that_are_open(
         fragments = [member(f"new-{each}") for each in range(new - 1)]
         return partial(append, buffers, fragments)
 
-    few_s, many_s = (fewest_s(partial(among, count)) for count in (2_000, 8_000))
-    assert many_s < few_s * 2.5, (few_s, many_s)
+    growth.check(among, 8_000, growth_max=2.5)
 
 
 def test_each_member_offered_costs_as_much_behind_many_of_its_group_as_behind_few() -> None:
@@ -113,8 +99,7 @@ def test_each_member_offered_costs_as_much_behind_many_of_its_group_as_behind_fe
         offer = Offer(B, [member("g", each) for each in range(size)])
         return partial(buffers.apply, offer, now=0.0)
 
-    few_s, many_s = (fewest_s(partial(of, size)) for size in (256, 1_023))
-    assert many_s < few_s * 9.0, (few_s, many_s)
+    growth.check(of, 1_023)
 
 
 def test_each_member_costs_as_much_where_a_fetch_waits_for_many_groups_as_for_few() -> None:
@@ -131,5 +116,4 @@ def test_each_member_costs_as_much_where_a_fetch_waits_for_many_groups_as_for_fe
         assert not [each for each in buffers.take_events() if isinstance(each, FetchGranted)]
         return partial(append, buffers, [member(f"old-{each}", 1) for each in range(100)])
 
-    few_s, many_s = (fewest_s(partial(among, count)) for count in (500, 2_000))
-    assert many_s < few_s * 2.5, (few_s, many_s)
+    growth.check(among, 2_000, growth_max=2.5)

@@ -76,6 +76,15 @@ async def test_a_viewer_ends_neither_a_learners_lease_nor_another_viewers(tmp_pa
                 )
                 call = world.stub.ReleaseLease(release, **callers["one"])
                 assert "LEASE_NOT_FOUND" == await refused(call)
+                own = await world.stub.ReadFragments(pb.ReadFragmentsRequest(), **callers["one"])
+                release = pb.ReleaseLeaseRequest(
+                    lease_id=own.lease.lease_id, mode=mode, further_lease_ids=[lease_id]
+                )
+                call = world.stub.ReleaseLease(release, **callers["one"])
+                assert "LEASE_NOT_FOUND" == await refused(call)
+                more = await world.stub.ReadFragments(pb.ReadFragmentsRequest(), **callers["one"])
+                release.further_lease_ids[:] = [more.lease.lease_id]
+                await world.stub.ReleaseLease(release, **callers["one"])
         seen = (await world.stub.GetBuffer(pb.GetBufferRequest(), **callers["boss"])).buffer.state
 
         assert 1 == len(world.server.driver.reading.leases)

@@ -108,11 +108,11 @@ def refuse(
 class Gate:
     """An answer that waits until the test opens it, or its caller goes away."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, answer: Message | Answer) -> None:
         self.entered = threading.Event()
         self.open = threading.Event()
         self.caller_left = threading.Event()
-        self._message = message
+        self._answer = _constant(answer) if isinstance(answer, Message) else answer
 
     def __call__(self, request: Any, context: grpc.ServicerContext) -> Message:
         def left() -> None:
@@ -122,7 +122,7 @@ class Gate:
         context.add_callback(left)
         self.entered.set()
         assert self.open.wait(30)
-        return self._message
+        return self._answer(request, context)
 
 
 class _Servicer(pb_grpc.ReplayBufferServiceServicer):
