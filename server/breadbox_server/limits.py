@@ -226,7 +226,7 @@ CALLS_OF_TOKEN_MAX: Final = limit(
 )
 LOOK_PAUSE_S: Final = limit(
     "pause between calls that only look, while others work",
-    0.002,
+    0.004,
     SERVER,
     "wait until their deadline; each token, or connection, has its turn; all calls of a viewer "
     "are such",
@@ -234,7 +234,7 @@ LOOK_PAUSE_S: Final = limit(
     metric="breadbox_looks_waiting",
 )
 """Shortest pause between two calls that only look, while others work: about twice what receiving
-and answering a call costs besides its handler."""
+and answering a call costs besides its handler where machines are slow."""
 UNASKED_MAX: Final = 1000
 UNASKED_MAX_HARD: Final = limit(
     "calls that nobody has looked at yet",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 
 LOOKS = 1600
 WATCHED_S = 2.0
-ROUNDS_MAX = 3
+ROUNDS_MAX = 4
 """Other work of this machine may come and go between the two rates of a round."""
 LOOK_S_MAX = 1.0
 SHARE_MIN = 0.5
@@ -30,7 +30,9 @@ SHARE_MIN = 0.5
 
 @contextmanager
 def onlooker(address: str, method: str, token: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "hostile.onlooker", address, method, str(LOOKS)]
+    # An attack has a machine of its own elsewhere: what it costs the server is looked for.
+    command = ["nice", "-n", "5", sys.executable, "-m", "hostile.onlooker", address, method]
+    command.append(str(LOOKS))
     environment = plain_environment() | {"BREADBOX_TOKEN": token, "PYTHONPATH": str(TESTS)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, cwd=TESTS)
     try:

@@ -97,13 +97,14 @@ class Served:
             timeout=CALL_S,
         )
 
-    async def make_room(self, count: int = 1, request_id: str = "r") -> None:
-        """Use up chunks: their places are free, and their bytes too."""
+    async def make_room(self, count: int = 1, request_id: str = "r") -> list[str]:
+        """Use up chunks: their places are free, and their bytes too. Return their workers."""
         reply = await self.fetch(count, request_id=request_id)
         release = pb.ReleaseLeaseRequest(
             lease_id=reply.grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
         )
         await self.stub.ReleaseLease(release, timeout=CALL_S)
+        return [each.metadata.worker_id for each in reply.grant.fragments]
 
     async def buffer(self, name: str = "default") -> Any:
         reply = await self.stub.GetBuffer(pb.GetBufferRequest(name=name), timeout=CALL_S)
