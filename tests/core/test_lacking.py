@@ -224,6 +224,19 @@ def test_listing_after_a_change_looks_at_as_few_groups_of_many_as_of_few() -> No
     assert abs(many - few) <= 20, (few, many)
 
 
+def test_a_listing_follows_groups_that_begin_and_end() -> None:
+    it = rows_of(3)
+
+    def listed() -> list[str]:
+        return [each.group for each in it.buffers[B].members("", ("", -1), 9)]
+
+    assert ["g00000", "g00001", "g00002"] == listed()
+    it.buffers.apply(DropMembers(B, (WorkerId("g00001"),), (0,)), now=0.0)
+    rows_of(1, start=3, it=it)
+    assert ["g00000", "g00002", "g00003"] == listed()
+    it.buffers.check_invariants()
+
+
 def test_kinds_of_claims_beyond_the_limit_lose_their_index_unless_claims_wait_for_them() -> None:
     it = rows_of(3)
     indexes = groups_of(it.buffers).lacking.indexes

@@ -1,10 +1,8 @@
 """An append costs as much where many positions are kept as where few are (B31)."""
 
 import random
-import sys
 import time
 
-import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
@@ -24,11 +22,10 @@ from breadbox_server.core.model.inputs import (
     Payload,
     WaitForRoom,
 )
+from support import growth
 from support.inputs import start_session
 
-pytestmark = pytest.mark.skipif(
-    sys.gettrace() is not None, reason="a tracer takes most of the time"
-)
+pytestmark = growth.marked
 
 
 def first_of(number: int) -> Fragment:
