@@ -3,7 +3,6 @@
 import random
 import time
 
-
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig, FullPolicy, SchemaPolicy
