@@ -15,10 +15,10 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox.v1 import replay_buffer_service_pb2_grpc as pb_grpc
 
 SERVICE_DESCRIPTOR = pb.DESCRIPTOR.services_by_name["ReplayBufferService"]
-Answer = Callable[[Any, grpc.ServicerContext], Message]
+Answer = Callable[[Any, grpc.ServicerContext], Message | None]
+"""None: the call ends well, without a message."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FakeService:
         """What arrived for a method, in order."""
         return [call.request for call in self.received if call.method == method]
 
-    def answer(self, method: str, request: Any, context: grpc.ServicerContext) -> Message:
+    def answer(self, method: str, request: Any, context: grpc.ServicerContext) -> Message | None:
         """Record a call and answer it."""
         with self._lock:
             script = self._script[method]
@@ -114,7 +114,7 @@ class Gate:
         self.caller_left = threading.Event()
         self._answer = _constant(answer) if isinstance(answer, Message) else answer
 
-    def __call__(self, request: Any, context: grpc.ServicerContext) -> Message:
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Message | None:
         def left() -> None:
             self.caller_left.set()
             self.open.set()
@@ -125,14 +125,19 @@ class Gate:
         return self._answer(request, context)
 
 
-class _Servicer(pb_grpc.ReplayBufferServiceServicer):
-    def __init__(self, fake: FakeService) -> None:
-        for method in SERVICE_DESCRIPTOR.methods:
-            setattr(self, method.name, self._handler(fake, method.name))
+def _handler(fake: FakeService, method: Any) -> grpc.RpcMethodHandler:
+    """In a form in which an answer may lack its message, as a proxy's may."""
 
-    @staticmethod
-    def _handler(fake: FakeService, name: str) -> Answer:
-        return lambda request, context: fake.answer(name, request, context)
+    def answer(request: Any, context: grpc.ServicerContext) -> Iterator[Message]:
+        message = fake.answer(method.name, request, context)
+        if message is not None:
+            yield message
+
+    return grpc.unary_stream_rpc_method_handler(
+        answer,
+        request_deserializer=getattr(pb, method.input_type.name).FromString,
+        response_serializer=getattr(pb, method.output_type.name).SerializeToString,
+    )
 
 
 @contextmanager
@@ -140,7 +145,9 @@ def serving(fake: FakeService, address: str = "127.0.0.1:0") -> Iterator[str]:
     """Serve the fake on a free port; yields HOST:PORT."""
     with ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool)
-        pb_grpc.add_ReplayBufferServiceServicer_to_server(_Servicer(fake), server)
+        handlers = {each.name: _handler(fake, each) for each in SERVICE_DESCRIPTOR.methods}
+        generic = grpc.method_handlers_generic_handler(SERVICE_DESCRIPTOR.full_name, handlers)
+        server.add_generic_rpc_handlers((generic,))
         port = server.add_insecure_port(address)
         server.start()
         try:

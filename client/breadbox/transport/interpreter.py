@@ -24,6 +24,7 @@ from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.wire.connections import Connections, Line
+from breadbox.wire.status import received
 
 T = TypeVar("T")
 
@@ -104,7 +105,9 @@ class Interpreter(ProcessBound):
                 return call.decode(self._send_together(call, timeout_s))
             case Invoke(call=call, timeout_s=timeout_s):
                 with self._line(call.method) as method:
-                    response = method(call.request, timeout=timeout_s, metadata=self._metadata)
+                    response = received(
+                        method(call.request, timeout=timeout_s, metadata=self._metadata)
+                    )
                 return call.decode(response)
             case Sleep(duration_s=duration_s):
                 return self._sleep(duration_s)
@@ -123,7 +126,7 @@ class Interpreter(ProcessBound):
             except BaseException:
                 future.cancel()
                 raise
-            response = future.result()
+            response = received(future.result())
         return call.decode(response)
 
     def _send_together(self, call: Call[Any], timeout_s: float) -> Any:
@@ -145,7 +148,7 @@ class Interpreter(ProcessBound):
                 request = shared.lead(own)
                 left_s = ends_at - self.context.now()
                 with self._line(call.method) as method:
-                    outcome = method(request, timeout=left_s, metadata=self._metadata)
+                    outcome = received(method(request, timeout=left_s, metadata=self._metadata))
         except ReplayBufferError as error:
             outcome = error
         finally:  # Also of one that goes away when it is to lead.

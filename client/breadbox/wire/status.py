@@ -7,6 +7,7 @@ dead server, a proxy, gRPC itself) is read by its status code. Every failure has
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -212,10 +213,26 @@ def read_failure(
     )
 
 
+class EmptyAnswerError(grpc.RpcError):
+    """A call that ended well, without a message. Never leaves a client.
+
+    Seen of gRPC's own where a channel was closed meanwhile, and of what is no server of ours.
+    """
+
+
+def received(message: Any) -> Any:
+    """Return the message of a unary call that gRPC says ended well; EmptyAnswerError if None."""
+    if message is None:
+        raise EmptyAnswerError
+    return message
+
+
 def from_rpc_error(
     error: grpc.RpcError, address: str, *, encrypted: bool, is_one_of_many: bool = False
 ) -> errors.ReplayBufferError:
     """Return the error for a failure of gRPC, blocking or asyncio."""
+    if isinstance(error, EmptyAnswerError):
+        return errors.UnavailableError(f"no answer from {address}: the call ended without one")
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return errors.InternalError(f"gRPC failed without a status: {error!r}")
     trailing = {key.lower(): value for key, value in error.trailing_metadata() or ()}

@@ -32,6 +32,7 @@ from breadbox.shared.process_bound import ProcessBound
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores.deadline import Deadline
 from breadbox.wire.connections import Connections, Line
+from breadbox.wire.status import received
 
 T = TypeVar("T")
 
@@ -210,8 +211,10 @@ class Interpreter(ProcessBound):
         line = self._lines.take(place)
         method = getattr(line.stub, name)
         try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            return received(await method(request, timeout=timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
+            if self.closed:
+                raise ClosedError(f"{name}: the client was closed") from error
             translated = self.context.failed_call(place, error)
             if isinstance(translated, DeadlineExceededError):
                 self._lines.replace(place, line)
