@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from support.eventually import eventually_sync
 from support.server_process import ServerProcess
 from support.token_files import write_tokens
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
 
 STEPS = 4
 _ENDED = np.arange(STEPS) == STEPS - 1
@@ -31,16 +31,14 @@ def ask(
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of an answer."""
     host = url.removeprefix("http://").rstrip("/")
-    connection = http.client.HTTPConnection(host, timeout=30)
     headers = {"cookie": f"breadbox_console={cookie}"} if cookie else {}
     if body is not None:
         headers["content-type"] = "application/json"
         body = json.dumps(body)
-    connection.request("GET" if body is None else "POST", path, body, headers)
-    answer = connection.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read()
-    connection.close()
-    return found
+    with closing(http.client.HTTPConnection(host, timeout=30)) as connection:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
 
 
 def ask_json(url: str, path: str, **how: Any) -> Any:
@@ -52,14 +50,13 @@ def ask_json(url: str, path: str, **how: Any) -> Any:
 
 def first_overview(url: str, cookie: str = "") -> Any:
     """The first event of the stream of overviews."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://").rstrip("/"), timeout=30)
+    host = url.removeprefix("http://").rstrip("/")
     headers = {"cookie": f"breadbox_console={cookie}"} if cookie else {}
-    connection.request("GET", "/api/overview", headers=headers)
-    answer = connection.getresponse()
-    assert 200 == answer.status
-    event = answer.readline()
-    connection.close()
-    return json.loads(event.removeprefix(b"data: "))
+    with closing(http.client.HTTPConnection(host, timeout=30)) as connection:
+        connection.request("GET", "/api/overview", headers=headers)
+        answer = connection.getresponse()
+        assert 200 == answer.status
+        return json.loads(answer.readline().removeprefix(b"data: "))
 
 
 @contextmanager
@@ -282,11 +279,10 @@ def test_json_in_json_in_json_is_no_token(page: Any) -> None:
         deep = [deep]
     text = json.dumps(deep).replace("[[", "[[" * 8).replace("]]", "]]" * 8)
     host = page[0].removeprefix("http://").rstrip("/")
-    connection = http.client.HTTPConnection(host, timeout=30)
-    connection.request("POST", "/api/login", text, {"content-type": "application/json"})
+    with closing(http.client.HTTPConnection(host, timeout=30)) as connection:
+        connection.request("POST", "/api/login", text, {"content-type": "application/json"})
 
-    assert 400 == connection.getresponse().status
-    connection.close()
+        assert 400 == connection.getresponse().status
 
 
 def test_silent_connections_take_no_place_and_end(page: Any) -> None:
