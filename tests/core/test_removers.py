@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,14 @@ from breadbox_server.core.model.config import BufferConfig, FullPolicy, SampleTo
 from breadbox_server.core.model.entries import ReplayError
 from breadbox_server.core.model.errors import FetchExceedsCapacityError, InvalidArgumentError
 from breadbox_server.core.model.events import ChunksEvicted, FetchGranted
+from breadbox_server.core.model.ids import ChunkId
 from breadbox_server.core.model.inputs import AdmissionOutcome
-from breadbox_server.core.samplers import SAMPLERS
+from breadbox_server.core.samplers import SAMPLERS, UniformSampler, make_remover
+from breadbox_server.core.state.chunks import Chunk, ChunkTable
 from core.test_priorities import chi_square, chi_square_max
 from core.world import World, indices
+from support import growth
+from support.metadata import make_fragment
 
 PRIORITIES = (3.0, 1.0, 2.0, 1.0, 5.0)
 
@@ -72,6 +77,33 @@ def test_an_update_changes_who_leaves() -> None:
 
 def test_chunks_of_equal_priority_leave_as_they_came() -> None:
     assert [2, 3, 4] == held_after("lowest_priority", (1.0,) * 5)
+
+
+@growth.marked
+@pytest.mark.parametrize("remover", ["oldest_first", "newest_first", "lowest_priority"])
+def test_room_for_bytes_is_found_without_a_look_at_what_is_leased(remover: str) -> None:
+    """Also where all that would leave first is leased."""
+
+    def among(count: int) -> Callable[[], object]:
+        table = ChunkTable(UniformSampler(), make_remover(remover))
+        rng = random.Random(0)
+        chunks = [Chunk(ChunkId(at), (make_fragment("w", at),)) for at in range(count)]
+        for chunk in chunks:
+            table.add(chunk)
+        if remover == "newest_first":
+            chunks.reverse()
+        *leased, last = chunks
+        for chunk in leased:
+            table.add_leases([chunk])
+
+        def look() -> None:
+            for priority in range(256):
+                assert last is table.first_unleased_to_leave(rng)
+                table.set_priority(last, float(priority))
+
+        return look
+
+    growth.check(among, 8_192, growth_max=2.5)
 
 
 @pytest.mark.parametrize("remover", SAMPLERS)

@@ -125,7 +125,7 @@ class Gate:
         return self._answer(request, context)
 
 
-def _handler(fake: FakeService, method: Any) -> grpc.RpcMethodHandler:
+def _handler(fake: FakeService, method: Any) -> "grpc.RpcMethodHandler[Any, Any]":
     """In a form in which an answer may lack its message, as a proxy's may."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Iterator[Message]:

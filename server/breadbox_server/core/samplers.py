@@ -53,6 +53,11 @@ class Sampler(ABC):
     def update(self, chunk: Candidate) -> None:  # noqa: B027 - most samplers look at no priority
         """Take note that the priority of a known chunk was set, to what it was or to another."""
 
+    def place_of(self, chunk: Candidate) -> Place | None:
+        """Return where a known chunk stands, or None where chance says what is drawn."""
+        del chunk
+        return None
+
     @abstractmethod
     def clear(self) -> None:
         """Forget every chunk."""
@@ -277,6 +282,10 @@ class OrderedSampler(Sampler):
         """Forget a chunk."""
         del self._places[chunk.chunk_id]
         self._first.compact(len(self._places))
+
+    def place_of(self, chunk: Candidate) -> Place | None:
+        """Return a chunk's place in the order."""
+        return self._places[chunk.chunk_id]
 
     def clear(self) -> None:
         """Forget all chunks."""

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from breadbox_server.core.model.ids import ChunkId, ModelVersion
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.model.lazy_heap import WASTE_MIN, LazyHeap
-from breadbox_server.core.samplers import Sampler
+from breadbox_server.core.samplers import Place, Sampler
 
 BLOCK_BITS: Final = 8
 """Ids that differ below this bit are summed up together."""
@@ -203,7 +203,8 @@ class ChunkTable:
         """Says which chunks leave for room, or None if the oldest do."""
         self.arrived = ArrivalOrder(self.held)
         self._by_age: LazyHeap[ChunkId] = LazyHeap(self.held.__contains__)
-        self._unleased_by_age: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
+        self._unleased: LazyHeap[Place] = LazyHeap(self._is_unleased)
+        """Places of the chunks without a lease, as they leave; by age where chance decides."""
         self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(
             lambda entry: entry[1] in self.held
         )
@@ -233,9 +234,8 @@ class ChunkTable:
         `removed_in`: the same in the remover's order, None if equal.
         """
         held, counts, add = self.held, self.count_by_version, self.sampler.add
-        push_age, push_unleased = self._by_age.push, self._unleased_by_age.push
-        push_version = self._by_version.push
-        unleased_count, unleased_bytes = 0, 0
+        push_age, push_version = self._by_age.push, self._by_version.push
+        unleased: list[Chunk] = []
         for chunk in chunks:
             chunk_id, version = chunk.chunk_id, chunk.version
             chunk.state = ChunkState.HELD
@@ -245,14 +245,12 @@ class ChunkTable:
             push_version((version, chunk_id))
             counts[version] = counts.get(version, 0) + 1
             if chunk.lease_count == 0:
-                push_unleased(chunk_id)
-                unleased_count += 1
-                unleased_bytes += chunk.size_bytes
-        self._unleased_count += unleased_count
-        self.unleased_bytes += unleased_bytes
+                unleased.append(chunk)
         if self.remover is not None:
             for chunk in chunks if removed_in is None else [held[each] for each in removed_in]:
                 self.remover.add(chunk)
+        for chunk in unleased:
+            self.add_unleased(chunk)
         self.arrived.forget()
 
     def remove_many(self, chunks: Iterable[Chunk], state: ChunkState) -> None:
@@ -274,7 +272,7 @@ class ChunkTable:
             if chunk.lease_count == 0:
                 self._unleased_count -= 1
                 self.unleased_bytes -= chunk.size_bytes
-                self._unleased_by_age.compact(self._unleased_count)
+                self._unleased.compact(self._unleased_count)
         self._by_age.compact(len(held))
         self._by_version.compact(len(held))
 
@@ -286,7 +284,7 @@ class ChunkTable:
         self.held.clear()
         self.count_by_version.clear()
         self.arrived.forget()
-        for order in (self._by_age, self._unleased_by_age, self._by_version):
+        for order in (self._by_age, self._unleased, self._by_version):
             order.replace(())
         self._unleased_count = 0
         self.unleased_bytes = 0
@@ -302,13 +300,13 @@ class ChunkTable:
             if chunk.lease_count == 1:
                 self._unleased_count -= 1
                 self.unleased_bytes -= chunk.size_bytes
-        self._unleased_by_age.compact(self._unleased_count)
+        self._unleased.compact(self._unleased_count)
 
     def add_unleased(self, chunk: Chunk) -> None:
         """Take note that no lease refers to a held chunk."""
         self._unleased_count += 1
         self.unleased_bytes += chunk.size_bytes
-        self._unleased_by_age.push(chunk.chunk_id)
+        self._unleased.push(self._place_of(chunk))
 
     def set_priority(self, chunk: Chunk, priority: float) -> None:
         """Give a held chunk another priority, or the same one again (B18)."""
@@ -316,15 +314,13 @@ class ChunkTable:
         self.sampler.update(chunk)
         if self.remover is not None:
             self.remover.update(chunk)
+            if chunk.lease_count == 0:
+                self._unleased.push(self._place_of(chunk))
+                self._unleased.compact(self._unleased_count)
 
     def oldest(self) -> Chunk | None:
         """Return the held chunk that arrived first, or None if none is held."""
         chunk_id = self._by_age.first()
-        return None if chunk_id is None else self.held[chunk_id]
-
-    def oldest_unleased(self) -> Chunk | None:
-        """Return the first to arrive of the held chunks without a lease, or None if none."""
-        chunk_id = self._unleased_by_age.first()
         return None if chunk_id is None else self.held[chunk_id]
 
     def first_to_leave(self, rng: random.Random) -> Chunk | None:
@@ -335,9 +331,16 @@ class ChunkTable:
         return self.held[chunk_id]
 
     def first_unleased_to_leave(self, rng: random.Random) -> Chunk | None:
-        """Return the unleased chunk to leave first for bytes, or None; O(leased before it)."""
-        if self.remover is None or self._unleased_count == 0:
-            return self.oldest_unleased()
+        """Return the unleased chunk to leave first for bytes, or None.
+
+        Where chance decides, O(leased ones that it draws before).
+        """
+        first = self._unleased.first()
+        if first is None:
+            return None
+        chunk = self.held[first[-1]]
+        if self.remover is None or self.remover.place_of(chunk) is not None:
+            return chunk
         count = 1
         while True:
             for chunk_id in self.remover.draw(min(count, len(self.held)), rng):
@@ -375,6 +378,8 @@ class ChunkTable:
             for chunk in self.by_age():
                 remover.add(chunk)
         self.remover = remover
+        unleased = [chunk for chunk in self.held.values() if chunk.lease_count == 0]
+        self._unleased.replace(map(self._place_of, unleased))
 
     def by_age(self) -> list[Chunk]:
         """List the held chunks in order of arrival; O(chunks held)."""
@@ -398,10 +403,14 @@ class ChunkTable:
         by_version = self._by_version.first_many(len(self.held) + 1)
         expected = sorted((chunk.version, chunk.chunk_id) for chunk in self.held.values())
         assert by_version == expected, "C1: version order"
-        by_age_unleased = self._unleased_by_age.first_many(len(self.held) + 1)
-        assert by_age_unleased == sorted(chunk.chunk_id for chunk in unleased), "C2: unleased order"
+        leaving = self._unleased.first_many(len(self.held) + 1)
+        assert leaving == sorted(map(self._place_of, unleased)), "C2: order of the unleased"
         self.arrived.check_invariants()
 
-    def _is_unleased(self, chunk_id: ChunkId) -> bool:
-        chunk = self.held.get(chunk_id)
-        return chunk is not None and chunk.lease_count == 0
+    def _place_of(self, chunk: Chunk) -> Place:
+        place = None if self.remover is None else self.remover.place_of(chunk)
+        return (chunk.chunk_id,) if place is None else place
+
+    def _is_unleased(self, place: Place) -> bool:
+        chunk = self.held.get(place[-1])
+        return chunk is not None and chunk.lease_count == 0 and self._place_of(chunk) == place
