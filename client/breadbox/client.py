@@ -638,7 +638,7 @@ class Client(Connected):
         """Fetch, load and release batches of `batch_size` fragments, one after another.
 
         ```python
-        for batch in client.batches(batch_size=4, max_wait_s=30):
+        for batch in client.batches(batch_size=4, max_wait_s=5):
             print(batch.reward.mean())
         ```
 

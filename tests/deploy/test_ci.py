@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = """#!/bin/sh
 echo "$@" >> calls
+[ "$1" != verify-format ] || echo "formats and types"
 mkdir -p .pytest_cache/v/cache
 for each in $FAILING; do
   if [ "$1" = "${each%:*}" ] && [ "$(grep -cE "^$1( |$)" calls)" -le "${each#*:}" ]; then
@@ -44,7 +45,7 @@ def run(folder: Path, failing: str) -> tuple[int, list[str], list[str]]:
 
 def test_nothing_is_run_twice_where_nothing_fails(tmp_path: Path) -> None:
     status, lines, calls = run(tmp_path, "")
-    assert (0, []) == (status, lines)
+    assert (0, ["formats and types"]) == (status, lines)
     assert len(calls) == len(set(calls))
 
 
@@ -60,9 +61,10 @@ def test_what_passes_the_second_time_is_named_at_the_end(tmp_path: Path) -> None
     assert [f"test {again}", f"test-peers {again}"] == [each for each in calls if again in each]
 
 
-@pytest.mark.parametrize("failing", ["test:2", "release-rehearsal:1", "setup:1"])
+@pytest.mark.parametrize("failing", ["test:2", "release-rehearsal:1", "setup:1", "verify-format:1"])
 def test_what_fails_for_good_fails_the_whole(tmp_path: Path, failing: str) -> None:
     status, lines, _ = run(tmp_path, failing)
     assert 2 == status
     named = [line for line in lines if "was run twice" in line]
     assert (2 if failing == "test:2" else 0) == len(named)
+    assert ("formats and types" in lines) == (failing != "setup:1")
