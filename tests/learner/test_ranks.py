@@ -350,7 +350,8 @@ def test_a_rank_that_dies_ends_the_other_in_time_and_a_restart_goes_on(
         before = ranks.records()
         done = len(before)
         ranks.start("--updates-max", str(before[-1]["update"] + 4))
-        assert [0, 0] == [ranks.finish(rank)[0] for rank in range(2)]
+        ended = [ranks.finish(rank) for rank in range(2)]
+        assert [0, 0] == [code for code, _ in ended], ended
         after = ranks.records()[done:]
         # A checkpoint is written after each record: the last may be one update behind.
         assert after[0]["update"] in (before[-1]["update"], before[-1]["update"] + 1)
