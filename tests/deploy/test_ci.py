@@ -61,7 +61,9 @@ def test_what_passes_the_second_time_is_named_at_the_end(tmp_path: Path) -> None
     assert [f"test {again}", f"test-peers {again}"] == [each for each in calls if again in each]
 
 
-@pytest.mark.parametrize("failing", ["test:2", "release-rehearsal:1", "setup:1", "verify-format:1"])
+@pytest.mark.parametrize(
+    "failing", ["test:2", "release-rehearsal:1", "setup:1", "verify-format:1", "smoke:1"]
+)
 def test_what_fails_for_good_fails_the_whole(tmp_path: Path, failing: str) -> None:
     status, lines, _ = run(tmp_path, failing)
     assert 2 == status

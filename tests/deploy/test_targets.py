@@ -28,9 +28,9 @@ def targets() -> set[str]:
 
 def run_by_continuous_tests() -> set[str]:
     lines = (ROOT / ".ci" / "run").read_text().replace("\\\n", " ").splitlines()
-    commands = [line for line in lines if re.match(r"(again )?make ", line)]
+    commands = [line for line in lines if re.match(r"((again|aside) )?make ", line)]
     words = {word for line in commands for word in shlex.split(line) if "=" not in word}
-    return words - {"again", "make"}
+    return words - {"again", "aside", "make"}
 
 
 def test_continuous_tests_run_every_target_or_say_why_not(smoke: ModuleType) -> None:
