@@ -48,9 +48,10 @@ test-quick: $(VENV)/.ready  ## For the inner loop, within 90 seconds: core, serv
 test-core: $(VENV)/.ready  ## The pure core alone
 	$(BIN)/python -m pytest tests/core $(ARGS)
 
+# A tracer, and the containers that are built beside it in .ci/run, take most of the time.
 verify-coverage: $(VENV)/.ready  ## Do the tests of core and service take every branch of core, admission and reading?
-	$(BIN)/python -m pytest tests/core -n 3 -m "not long" --cov=breadbox_server.core --cov-fail-under=100 $(ARGS)
-	$(BIN)/python -m pytest tests/service -n 3 --cov=breadbox_server.admission --cov=breadbox_server.reading --cov-fail-under=100 $(ARGS)
+	$(BIN)/python -m pytest tests/core -n 3 -m "not long" --timeout 300 --cov=breadbox_server.core --cov-fail-under=100 $(ARGS)
+	$(BIN)/python -m pytest tests/service -n 3 --timeout 300 --cov=breadbox_server.admission --cov=breadbox_server.reading --cov-fail-under=100 $(ARGS)
 
 test-service: $(VENV)/.ready  ## Service and client, without other processes
 	$(BIN)/python -m pytest tests/service tests/client $(ARGS)
