@@ -306,7 +306,9 @@ class ChunkTable:
         """Take note that no lease refers to a held chunk."""
         self._unleased_count += 1
         self.unleased_bytes += chunk.size_bytes
-        self._unleased.push(self._place_of(chunk))
+        # Without a call in the usual case: every append comes here.
+        place = (chunk.chunk_id,) if self.remover is None else self._place_of(chunk)
+        self._unleased.push(place)
 
     def set_priority(self, chunk: Chunk, priority: float) -> None:
         """Give a held chunk another priority, or the same one again (B18)."""
@@ -413,4 +415,6 @@ class ChunkTable:
 
     def _is_unleased(self, place: Place) -> bool:
         chunk = self.held.get(place[-1])
-        return chunk is not None and chunk.lease_count == 0 and self._place_of(chunk) == place
+        if chunk is None or chunk.lease_count:
+            return False
+        return self.remover is None or self._place_of(chunk) == place
