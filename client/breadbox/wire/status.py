@@ -216,7 +216,7 @@ def read_failure(
 class EmptyAnswerError(grpc.RpcError):
     """A call that ended well, without a message. Never leaves a client.
 
-    Seen of gRPC's own where a channel was closed meanwhile, and of what is no server of ours.
+    Seen of gRPC itself on a slow machine, and what a server that is none of ours may answer.
     """
 
 
