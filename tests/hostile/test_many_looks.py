@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)
 
 LOOKS = 1600
 WATCHED_S = 2.0
-ROUNDS_MAX = 4
+ROUNDS_MAX = 3
 """Other work of this machine may come and go between the two rates of a round."""
 LOOK_S_MAX = 1.0
 SHARE_MIN = 0.5

@@ -1,5 +1,8 @@
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
 
 from breadbox_server.maintenance.probe import local_address, main
@@ -32,6 +35,20 @@ def test_a_server_that_is_not_there_is_not_healthy(
 
     assert 1 == main(["127.0.0.1:1"])
     assert "127.0.0.1:1 does not answer: DEADLINE_EXCEEDED\n" == capsys.readouterr().err
+
+
+def test_a_server_that_answers_nothing_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    nothing: Any = grpc.stream_stream_rpc_method_handler(lambda requests, context: iter(()))
+    handlers = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": nothing})
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[handlers])
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        try:
+            assert 1 == main([address])
+        finally:
+            server.stop(grace=0).wait()
+    assert f"{address} is UNKNOWN\n" == capsys.readouterr().err
 
 
 def test_help_names_what_the_probe_takes_and_asks_no_server(

@@ -49,7 +49,9 @@ def _ask(address: str, within_s: float) -> tuple[str, dict[str, str]]:
             health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True
         )
         details = {name: str(value) for name, value in call.trailing_metadata() or ()}
-    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)), details
+    # A call that ended without its message says nothing: UNKNOWN.
+    status = 0 if reply is None else reply.status
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status)), details
 
 
 def main(arguments: list[str]) -> int:
